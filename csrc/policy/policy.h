@@ -1,0 +1,90 @@
+// Which block goes next. One implementation serves the product and the replay; time is an argument.
+//
+// Relies on: ids are small and dense (the caller's record numbers, below `blocks_max`), recycled by
+//            the caller after erase(); one caller at a time (the node's lock, or a simulator).
+// Promises:  1. every resident block is either in the order of its group or taken;
+//            2. take_coldest never names a block that has resident children, where the policy keeps
+//               chains (temperature, lru);
+//            3. no clock, no randomness, no I/O: the same calls give the same victims everywhere.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string_view>
+
+#include "base/clock.h"
+
+namespace kvpool {
+
+using BlockId = std::uint32_t;
+inline constexpr BlockId kNoBlock = 0xffffffff;
+
+// 64 bits drawn from namespace and key; names a block that is gone. A clash costs wrong heat,
+// never wrong bytes.
+using Fingerprint = std::uint64_t;
+
+// Blocks compete only inside their group (a size class). Groups are small and dense.
+using Group = std::uint32_t;
+
+enum class Leave : std::uint8_t {
+  evicted,  // room was needed; its heat is worth remembering (a ghost)
+  removed,  // somebody asked for it to go; forget it
+};
+
+struct PolicyOptions {
+  BlockId blocks_max = 0;          // ids are below this
+  std::uint64_t ghosts_max = 0;    // entries; 0 = remember nothing
+  double tau_s = 0;                // half-life of heat; 0 = follow the workload
+};
+
+struct PolicyStats {
+  std::uint64_t resident = 0;
+  std::uint64_t ghosts = 0;
+  std::uint64_t ghost_hits = 0;    // inserts that found their ghost
+  std::uint64_t bytes = 0;         // memory the policy holds for residents and ghosts together
+  std::uint64_t ghost_bytes = 0;   // of these, for ghosts
+  double tau_s = 0;
+};
+
+class Policy {
+ public:
+  virtual ~Policy() = default;
+  Policy() = default;
+  Policy(const Policy&) = delete;
+  Policy& operator=(const Policy&) = delete;
+
+  // The block becomes resident; that is its first use. `parent`: the resident block that holds the
+  // tokens before it, or kNoBlock (unknown, or first of its chain). Never moves later, so parents
+  // form a forest.
+  virtual void insert(BlockId id, Fingerprint fp, BlockId parent, Group group, Seconds now) = 0;
+  // One more use. Also allowed while taken: the block stays taken.
+  virtual void touch(BlockId id, Seconds now) = 0;
+  // The block is gone; its id may be given to another block. A block with resident children may be
+  // erased (somebody removed it); its children become first of their chains.
+  virtual void erase(BlockId id, Fingerprint fp, Leave why, Seconds now) = 0;
+
+  // Takes the coldest candidate of a group out of the order. The caller then erases it or gives it
+  // back (when it turns out to be pinned). kNoBlock when there is none.
+  virtual BlockId take_coldest(Group group) = 0;
+  virtual void give_back(BlockId id) = 0;
+
+  // How cold the coldest candidate is, on a scale shared by all groups: smaller is colder.
+  virtual std::optional<double> coldest(Group group) const = 0;
+  // The same scale for one resident block.
+  virtual double temperature(BlockId id) const = 0;
+
+  // Bounds the ghosts anew, dropping the oldest (a pool that was resized).
+  virtual void set_ghosts_max(std::uint64_t ghosts_max) = 0;
+
+  virtual PolicyStats stats() const = 0;
+  // O(resident): aborts when the books do not add up. For tests.
+  virtual void check_invariants() const = 0;
+};
+
+enum class PolicyKind : std::uint8_t { temperature, lru, lfu, fifo, s3fifo };
+
+std::optional<PolicyKind> policy_kind(std::string_view name);
+std::string_view policy_name(PolicyKind kind);
+std::unique_ptr<Policy> make_policy(PolicyKind kind, const PolicyOptions& options);
+
+}  // namespace kvpool
