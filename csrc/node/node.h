@@ -146,6 +146,7 @@ class Node {
   void trim();
 
   const std::byte* arena() const { return store_->arena().base(); }
+  std::uint64_t arena_bytes() const { return store_->arena().bytes(); }
   std::byte* slot(const Ticket& ticket) { return store_->arena().base() + ticket.offset; }
   NodeStats stats();
   double temperature(const Namespace& space, const Hash128& key);
