@@ -1,0 +1,141 @@
+"""Scores as tables, JSON lines and a plot. Reads Scores, prints; computes nothing but shares."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from kvpool.replay.score import ONLINE_POLICIES, ORACLE, POLICIES, Score, json_fields
+
+BASELINE = "lru"
+
+Grid = dict[tuple[str, int], Score]
+
+
+def json_lines(trace: str, scores: Sequence[Score]) -> list[str]:
+    """One JSON object per score."""
+    return [json.dumps(json_fields(trace, score)) for score in scores]
+
+
+def gap_recovered(grid: Grid, score: Score) -> float | None:
+    """Share of the way from LRU to Belady that the score covers; negative below LRU.
+
+    None without both references, or when they lie within a block in a thousand of each other: a
+    share of nothing says nothing.
+    """
+    low = grid.get((BASELINE, score.capacity_blocks))
+    high = grid.get((ORACLE, score.capacity_blocks))
+    if low is None or high is None or high.hit_rate - low.hit_rate < 0.001:
+        return None
+    return (score.hit_rate - low.hit_rate) / (high.hit_rate - low.hit_rate)
+
+
+def best_online(grid: Grid, capacity_blocks: int) -> str | None:
+    """The policy without foresight that hit most; None when fewer than two ran."""
+    rivals = [
+        score
+        for (policy, capacity), score in grid.items()
+        if capacity == capacity_blocks and policy in ONLINE_POLICIES
+    ]
+    return max(rivals, key=lambda score: score.hit_blocks).policy if len(rivals) > 1 else None
+
+
+def hit_table(title: str, scores: Sequence[Score]) -> Table:
+    """Policies down, capacities across; Belady on top as the bound."""
+    grid = {(score.policy, score.capacity_blocks): score for score in scores}
+    policies = [
+        policy for policy in (ORACLE, *ONLINE_POLICIES) if any(p == policy for p, _ in grid)
+    ]
+    capacities = sorted({capacity for _, capacity in grid})
+    table = Table(
+        title=title,
+        caption="hit rate over blocks · share of the gap from LRU to Belady · * best without foresight",
+        title_justify="left",
+        caption_justify="left",
+    )
+    table.add_column("policy")
+    for capacity in capacities:
+        table.add_column(f"{capacity:,} blocks", justify="right", no_wrap=True)
+    for policy in policies:
+        cells = [_hit_cell(grid, policy, capacity) for capacity in capacities]
+        table.add_row(policy, *cells, end_section=policy == ORACLE)
+    return table
+
+
+def _hit_cell(grid: Grid, policy: str, capacity_blocks: int) -> str:
+    score = grid.get((policy, capacity_blocks))
+    if score is None:
+        return ""
+    share = gap_recovered(grid, score)
+    beside = f"{share:+5.0%}" if share is not None and policy not in (ORACLE, BASELINE) else " " * 5
+    text = f"{score.hit_rate:.4f}"
+    if best_online(grid, capacity_blocks) == policy:
+        return f"[bold green]{text}*[/] [dim]{beside}[/]"
+    return f"{text}  [dim]{beside}[/]"
+
+
+def copy_table(title: str, scores: Sequence[Score]) -> Table:
+    """What moved through the pool, a row per score; rows without bytes only have their hit rate."""
+    table = Table(
+        title=title,
+        caption="GB/s of one thread inside the pool's calls; memcpy of as many bytes in the same run",
+        title_justify="left",
+        caption_justify="left",
+    )
+    headers = ("blocks", "hit rate", "tokens not recomputed", "evictions", "GB moved", "GB/s")
+    table.add_column("policy", no_wrap=True)
+    for header in (*headers, "memcpy", "ratio", "mismatches"):
+        table.add_column(header, justify="right")
+    for score in scores:
+        table.add_row(*_copy_cells(score))
+    return table
+
+
+def _copy_cells(score: Score) -> list[str]:
+    name = f"{score.policy} (simulated)" if score.copied is None else score.policy
+    cells = [name, f"{score.capacity_blocks:,}", f"{score.hit_rate:.4f}"]
+    copied = score.copied
+    if copied is None or score.hit_tokens is None:
+        return cells
+    floor = copied.memcpy_bytes_per_s
+    wrong = f"{copied.mismatches:,}"
+    return [
+        *cells,
+        f"{score.hit_tokens:,}",
+        f"{score.evictions:,}",
+        f"{copied.moved_bytes / 1e9:.2f}",
+        f"{copied.bytes_per_s / 1e9:.2f}",
+        f"{floor / 1e9:.2f}",
+        f"{copied.bytes_per_s / floor:.2f}" if floor else "",
+        f"[bold red]{wrong}[/]" if copied.mismatches else f"[green]{wrong}[/]",
+    ]
+
+
+def plot(path: str | os.PathLike[str], title: str, scores: Sequence[Score]) -> None:
+    """Draws hit rate against capacity (log scale), a line per policy, into an image file.
+
+    ImportError without matplotlib; ValueError for a file name whose ending it does not know.
+    """
+    from matplotlib.figure import Figure  # optional and slow to import
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.add_subplot()
+    for policy in (ORACLE, *(name for name in POLICIES if name != ORACLE)):
+        line = sorted(
+            (score.capacity_blocks, score.hit_rate) for score in scores if score.policy == policy
+        )
+        if line:
+            style = "--" if policy == ORACLE else "-"
+            axes.plot(*zip(*line, strict=True), style, marker="o", markersize=4, label=policy)
+    axes.set_xscale("log")
+    ticks = sorted({score.capacity_blocks for score in scores})
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_ylim(bottom=0)
+    axes.set(xlabel="capacity, blocks", ylabel="hit rate over blocks", title=title)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=150)
