@@ -6,18 +6,49 @@ import json
 import os
 from collections.abc import Sequence
 
+from rich import box
+from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
+from kvpool.config import format_size
 from kvpool.replay.score import ONLINE_POLICIES, ORACLE, POLICIES, Score, json_fields
 
 BASELINE = "lru"
+REFERENCES = (BASELINE, ORACLE)
+HIT_NOTE = (
+    "[dim]hit rate over blocks; beside it, how much of the gap from LRU to Belady (which knows the"
+    " future) is recovered; * best online policy[/]"
+)
+COPY_NOTE = (
+    "[dim]GB/s of one thread inside the pool's calls, and of memcpy of as many bytes between them;"
+    " every hit compared byte by byte[/]"
+)
+COPY_HEADERS = (
+    "blocks",
+    "tokens not\nrecomputed",
+    "evicted",
+    "GB\nmoved",
+    "GB/s",
+    "memcpy",
+    "ratio",
+    "mis-\nmatches",
+)
 
 Grid = dict[tuple[str, int], Score]
 
 
-def json_lines(trace: str, scores: Sequence[Score]) -> list[str]:
-    """One JSON object per score."""
-    return [json.dumps(json_fields(trace, score)) for score in scores]
+def json_line(trace: str, score: Score) -> str:
+    """The score as `kvpool replay --json` prints it."""
+    return json.dumps(json_fields(trace, score))
+
+
+def tables(title: str, scores: Sequence[Score], *, block_bytes: int | None) -> list[RenderableType]:
+    """What to print, in order: hit rates of all scores and, when bytes moved, what moved."""
+    heading = Text(title, style="bold")  # Text: a path is not markup
+    shown: list[RenderableType] = [heading, hit_table(scores, block_bytes=block_bytes), HIT_NOTE]
+    moved = [score for score in scores if score.copied is not None]
+    return [*shown, "", copy_table(moved), COPY_NOTE] if moved else shown
 
 
 def gap_recovered(grid: Grid, score: Score) -> float | None:
@@ -35,30 +66,26 @@ def gap_recovered(grid: Grid, score: Score) -> float | None:
 
 def best_online(grid: Grid, capacity_blocks: int) -> str | None:
     """The policy without foresight that hit most; None when fewer than two ran."""
-    rivals = [
-        score
-        for (policy, capacity), score in grid.items()
-        if capacity == capacity_blocks and policy in ONLINE_POLICIES
-    ]
+    found = (grid.get((policy, capacity_blocks)) for policy in ONLINE_POLICIES)
+    rivals = [score for score in found if score is not None]
     return max(rivals, key=lambda score: score.hit_blocks).policy if len(rivals) > 1 else None
 
 
-def hit_table(title: str, scores: Sequence[Score]) -> Table:
-    """Policies down, capacities across; Belady on top as the bound."""
+def hit_table(scores: Sequence[Score], *, block_bytes: int | None = None) -> Table:
+    """Policies down, capacities across; Belady on top as the bound.
+
+    block_bytes: when given, capacities are shown in bytes as well.
+    """
     grid = {(score.policy, score.capacity_blocks): score for score in scores}
     policies = [
         policy for policy in (ORACLE, *ONLINE_POLICIES) if any(p == policy for p, _ in grid)
     ]
     capacities = sorted({capacity for _, capacity in grid})
-    table = Table(
-        title=title,
-        caption="hit rate over blocks · share of the gap from LRU to Belady · * best without foresight",
-        title_justify="left",
-        caption_justify="left",
-    )
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("policy")
     for capacity in capacities:
-        table.add_column(f"{capacity:,} blocks", justify="right", no_wrap=True)
+        size = f"\n{format_size(capacity * block_bytes)}" if block_bytes else ""
+        table.add_column(f"{capacity:,} blocks{size}", justify="right", no_wrap=True)
     for policy in policies:
         cells = [_hit_cell(grid, policy, capacity) for capacity in capacities]
         table.add_row(policy, *cells, end_section=policy == ORACLE)
@@ -77,33 +104,25 @@ def _hit_cell(grid: Grid, policy: str, capacity_blocks: int) -> str:
     return f"{text}  [dim]{beside}[/]"
 
 
-def copy_table(title: str, scores: Sequence[Score]) -> Table:
-    """What moved through the pool, a row per score; rows without bytes only have their hit rate."""
-    table = Table(
-        title=title,
-        caption="GB/s of one thread inside the pool's calls; memcpy of as many bytes in the same run",
-        title_justify="left",
-        caption_justify="left",
-    )
-    headers = ("blocks", "hit rate", "tokens not recomputed", "evictions", "GB moved", "GB/s")
+def copy_table(scores: Sequence[Score]) -> Table:
+    """What moved through the pool, a row per score, each of which moved bytes."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("policy", no_wrap=True)
-    for header in (*headers, "memcpy", "ratio", "mismatches"):
-        table.add_column(header, justify="right")
+    for header in COPY_HEADERS:
+        table.add_column(header, justify="right", vertical="bottom")
     for score in scores:
         table.add_row(*_copy_cells(score))
     return table
 
 
 def _copy_cells(score: Score) -> list[str]:
-    name = f"{score.policy} (simulated)" if score.copied is None else score.policy
-    cells = [name, f"{score.capacity_blocks:,}", f"{score.hit_rate:.4f}"]
     copied = score.copied
-    if copied is None or score.hit_tokens is None:
-        return cells
+    assert copied is not None
     floor = copied.memcpy_bytes_per_s
     wrong = f"{copied.mismatches:,}"
     return [
-        *cells,
+        score.policy,
+        f"{score.capacity_blocks:,}",
         f"{score.hit_tokens:,}",
         f"{score.evictions:,}",
         f"{copied.moved_bytes / 1e9:.2f}",
@@ -112,6 +131,19 @@ def _copy_cells(score: Score) -> list[str]:
         f"{copied.bytes_per_s / floor:.2f}" if floor else "",
         f"[bold red]{wrong}[/]" if copied.mismatches else f"[green]{wrong}[/]",
     ]
+
+
+def check_plot(path: str | os.PathLike[str]) -> None:
+    """Raises what `plot` would raise for this file name, before the work instead of after it."""
+    from matplotlib.figure import Figure
+
+    ending = os.path.splitext(path)[1].removeprefix(".").lower()
+    known = Figure().canvas.get_supported_filetypes()
+    if ending not in known:
+        raise ValueError(f"the ending {ending!r} is none of " + ", ".join(sorted(known)))
+    folder = os.path.dirname(os.fspath(path)) or "."
+    if not os.path.isdir(folder):
+        raise ValueError(f"there is no folder {folder}")
 
 
 def plot(path: str | os.PathLike[str], title: str, scores: Sequence[Score]) -> None:
