@@ -10,11 +10,10 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from kvpool.replay import arguments
 
@@ -31,7 +30,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
 Seed = Annotated[int, typer.Option(min=0, help="The same seed gives the same workload.")]
 
 
@@ -57,88 +55,29 @@ def _root(
 
 
 @app.command(cls=arguments.ReplayCommand)
-def replay(
-    path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="TRACE.jsonl",
-            help="Requests in the Mooncake format.",
-            exists=True,
-            dir_okay=False,
-            readable=True,
-        ),
-    ],
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME ...",
-            help="temperature, lru, lfu, fifo, s3fifo, belady, or all (default: temperature).",
-        ),
-    ] = None,
-    capacity_blocks: Annotated[
-        list[int] | None,
-        typer.Option(
-            metavar="N ...",
-            min=1,
-            max=2**31 - 1,
-            help="Default: 1000 10000 50000; with --bytes 5000.",
-        ),
-    ] = None,
-    block_bytes: Annotated[
-        int, typer.Option(parser=arguments.block_bytes, metavar="SIZE", help="Payload of a block.")
-    ] = "64KiB",  # type: ignore[assignment]  # the parser turns it into bytes
-    with_bytes: Annotated[
-        bool, typer.Option("--bytes", help="Move every block through a pool, compare every hit.")
-    ] = False,
-    threads: Annotated[int, typer.Option(min=1, max=64, help="With --bytes.")] = 1,
-    tau: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS", min=0.001, help="Half-life of heat (default: follows the trace)."
-        ),
-    ] = None,
-    as_json: AsJson = False,
-    plot: Annotated[
-        str | None, typer.Option(metavar="FILE.png", help="Draw hit rate against capacity.")
-    ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse a trace with bad lines.")
-    ] = False,
-) -> None:
+@arguments.taking(arguments.ReplayArguments)
+def replay(asked: arguments.ReplayArguments) -> None:
     """Replay a request trace: policies side by side, or every byte through a pool.
 
     Without --json, LRU and Belady (which knows the future) are shown for reference.
     """
     from kvpool.replay import progress, report, run
-    from kvpool.replay.trace import Trace
 
-    if plot is not None:
-        _check_plot(plot)
-    if threads > 1 and not with_bytes:
-        raise typer.BadParameter("needs --bytes", param_hint="--threads")
-    plan = run.Plan(
-        trace=Trace(path, strict=strict),
-        policies=arguments.policies(policy or ["temperature"]),
-        capacities_blocks=tuple(
-            dict.fromkeys(capacity_blocks or ([5000] if with_bytes else [1000, 10000, 50000]))
-        ),
-        tau_s=tau or 0.0,
-        block_bytes=block_bytes if with_bytes else None,
-        threads=threads,
-    )
-    references = () if as_json else report.REFERENCES
+    if asked.plot is not None:
+        _check_plot(asked.plot)
+    plan, name = asked.plan(), str(asked.path)
+    references = () if asked.as_json else report.REFERENCES
     scores = []
     with _told_plainly(), progress.watching() as watch:
         for score in run.replay(plan, watch, references=references):
             scores.append(score)
-            if as_json:
-                print(report.json_line(str(path), score), flush=True)
+            if asked.as_json:
+                print(report.json_line(name, score), flush=True)
     _tell_problems(plan.trace)
-    if not as_json:
-        for part in report.tables(str(path), scores, block_bytes=plan.block_bytes):
-            _tables().print(part)
-    if plot is not None:
-        _draw(plot, str(path), scores)
+    if not asked.as_json:
+        _print(*report.tables(name, scores, block_bytes=plan.block_bytes))
+    if asked.plot is not None:
+        _draw(asked.plot, name, scores)
     _fail_on_mismatches(scores)
 
 
@@ -176,9 +115,12 @@ def _tell(line: str) -> None:
     print(f"kvpool: {line}", file=sys.stderr)
 
 
-def _tables() -> Console:
+def _print(*parts: RenderableType) -> None:
     console = Console()
-    return console if console.is_terminal else Console(width=PIPE_WIDTH)
+    if not console.is_terminal:
+        console = Console(width=PIPE_WIDTH)
+    for part in parts:
+        console.print(part)
 
 
 def _tell_problems(trace: Trace) -> None:
