@@ -84,7 +84,7 @@ def replay(asked: arguments.ReplayArguments) -> None:
 @app.command()
 def workload(
     seed: Seed = 1,
-    requests: Annotated[int, typer.Option(min=1, help="How many lines.")] = 4000,
+    requests: Annotated[int, typer.Option(min=1, help="How many lines.")] = 6000,
 ) -> None:
     """Write a made-up, chat-like request trace to stdout, in the Mooncake format."""
     from kvpool.replay.trace import write_line
@@ -92,6 +92,24 @@ def workload(
 
     for request in generate(WorkloadOptions(seed=seed, requests=requests)):
         sys.stdout.buffer.write(write_line(request))
+
+
+@app.command()
+def demo(seed: Seed = 1, as_json: arguments.AsJson = False) -> None:
+    """Run a made-up workload through an embedded pool, every byte compared; about 20 s."""
+    from kvpool.replay import demo, progress
+    from kvpool.replay.workload import WorkloadOptions
+
+    workload = WorkloadOptions(seed=seed)
+    scores = []
+    with _told_plainly(), progress.watching() as watch:
+        for score in demo.demo(workload, watch):
+            scores.append(score)
+            if as_json:
+                print(demo.json_line(workload, score), flush=True)
+    if not as_json:
+        _print(*demo.summary(workload, scores))
+    _fail_on_mismatches(scores)
 
 
 # --- what commands share -------------------------------------------------------------------------

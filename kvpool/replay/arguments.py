@@ -68,7 +68,7 @@ class ReplayArguments:
         typer.Option(
             metavar="N ...",
             min=1,
-            max=2**31 - 1,
+            max=2**30,
             help=f"Default: {' '.join(map(str, CAPACITIES_BLOCKS))};"
             f" with --bytes {CAPACITY_BLOCKS_WITH_BYTES}.",
         ),

@@ -87,12 +87,13 @@ def hit_table(scores: Sequence[Score], *, block_bytes: int | None = None) -> Tab
         size = f"\n{format_size(capacity * block_bytes)}" if block_bytes else ""
         table.add_column(f"{capacity:,} blocks{size}", justify="right", no_wrap=True)
     for policy in policies:
-        cells = [_hit_cell(grid, policy, capacity) for capacity in capacities]
+        cells = [hit_cell(grid, policy, capacity) for capacity in capacities]
         table.add_row(policy, *cells, end_section=policy == ORACLE)
     return table
 
 
-def _hit_cell(grid: Grid, policy: str, capacity_blocks: int) -> str:
+def hit_cell(grid: Grid, policy: str, capacity_blocks: int) -> str:
+    """Hit rate and, but for the references, the share of the gap; marked when it is the best."""
     score = grid.get((policy, capacity_blocks))
     if score is None:
         return ""
@@ -111,11 +112,12 @@ def copy_table(scores: Sequence[Score]) -> Table:
     for header in COPY_HEADERS:
         table.add_column(header, justify="right", vertical="bottom")
     for score in scores:
-        table.add_row(*_copy_cells(score))
+        table.add_row(*copy_cells(score))
     return table
 
 
-def _copy_cells(score: Score) -> list[str]:
+def copy_cells(score: Score) -> list[str]:
+    """The policy, and a cell per COPY_HEADERS; the score has moved bytes."""
     copied = score.copied
     assert copied is not None
     floor = copied.memcpy_bytes_per_s

@@ -28,17 +28,17 @@ class WorkloadOptions:
     """Means are of geometric (blocks, turns) and exponential (times) distributions."""
 
     seed: int = 1
-    requests: int = 4000
+    requests: int = 6000
     block_tokens: int = 512
     system_prompts: int = 64
     zipf_exponent: float = 1.0
     system_blocks_mean: float = 6.0
-    sessions_per_s: float = 1.0
+    sessions_per_s: float = 4.0
     turns_mean: float = 6.0
     user_blocks_mean: float = 2.0
     answer_blocks_mean: float = 1.5
-    think_s_mean: float = 45.0
-    document_share: float = 0.08
+    think_s_mean: float = 60.0
+    document_share: float = 0.1
     document_blocks_mean: float = 60.0
 
 
