@@ -1,6 +1,7 @@
 // The copy loops, once for every vector width. Include last, after setting
-//   KVP_COPY_VECTOR_BYTES, KVP_COPY_LOAD, KVP_COPY_STORE, KVP_COPY_STREAM  (width and
-//   instructions), KVP_COPY_KERNEL  (the constant to define).
+//   KVP_COPY_KERNEL, KVP_COPY_NAME                     the constant to define, and its name
+//   KVP_COPY_VECTOR_BYTES                              the width
+//   KVP_COPY_LOAD, KVP_COPY_STORE, KVP_COPY_STREAM     the instructions
 // Everything else here has internal linkage, so that code made for one processor can never be
 // linked into a path for another.
 
@@ -129,7 +130,10 @@ void stream(void* dst, const void* src, std::size_t bytes) {
 template <std::size_t kBytes>
 KVP_INLINE void move_fixed(char* dst, const char* src) {
   constexpr std::size_t kVectors = kBytes / kVectorBytes;
-  if constexpr (kVectors <= 8) {
+  if constexpr (kVectors == 0) {
+    static_assert(kBytes == 16);
+    move_16(dst, src);
+  } else if constexpr (kVectors <= 8) {
     move_vectors<kVectors>(dst, src);
   } else {
     move_vectors<8>(dst, src);
@@ -150,11 +154,16 @@ KVP_INLINE void move_runs(char* dst, const char* src, const Runs& runs) {
   }
 }
 
-// One head of one token is 64 to 256 bytes in most models; those runs pay for no decisions.
+// One head of one token is 64 to 256 bytes in most models, and 16 where a cache splits its
+// elements; those runs pay for no decisions.
 void copy_runs(void* dst, const void* src, const Runs& runs) {
   auto* to = static_cast<char*>(dst);
   const auto* from = static_cast<const char*>(src);
   switch (runs.bytes) {
+    case 16:
+      return move_runs<16>(to, from, runs);
+    case 32:
+      return move_runs<32>(to, from, runs);
     case 64:
       return move_runs<64>(to, from, runs);
     case 128:
