@@ -71,12 +71,16 @@ core-tests: setup
 
 .PHONY: check-format check-lint check-types check-stub check-tidy
 check-format: setup
+	@echo 'check: format of Python and C++'
 	@.venv/bin/ruff format --check -q . && .venv/bin/clang-format --dry-run -Werror $(cpp)
 check-lint: setup
+	@echo 'check: lint'
 	@.venv/bin/ruff check -q .
 check-types: setup
+	@echo 'check: types'
 	@$(python) -m mypy --no-error-summary kvpool $(examples)
 check-tidy: setup
+	@echo 'check: tidy'
 	@$(python) -m pytest -q tests/tidy
 
 # $(call write_stub,FILE): the types of the extension, in the house format.
@@ -84,5 +88,6 @@ define write_stub
 @$(python) -m nanobind.stubgen -q -m kvpool._core -o $(1) && .venv/bin/ruff format -q $(1)
 endef
 check-stub: setup
+	@echo 'check: $(stub) is what the extension says'
 	$(call write_stub,build/_core.pyi)
 	@diff -u $(stub) build/_core.pyi || { echo '$(stub) is stale: run make stubs'; exit 1; }
