@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-CPP = (".h", ".cc")
+CPP = (".h", ".inl", ".cc")
 PYTHON = (".py", ".pyi")
 IGNORED = {".git", ".venv", "build", "dist", "__pycache__"}
 GENERATED = ("kvpool/_core.pyi",)
