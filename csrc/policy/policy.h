@@ -7,6 +7,7 @@
 //               chains (temperature, lru);
 //            3. no clock, no randomness, no I/O: the same calls give the same victims everywhere.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -18,6 +19,7 @@ namespace kvpool {
 
 using BlockId = std::uint32_t;
 inline constexpr BlockId kNoBlock = 0xffffffff;
+inline constexpr BlockId kBlocksMax = BlockId{1} << 30;  // bounds PolicyOptions::blocks_max
 
 // 64 bits drawn from namespace and key; names a block that is gone. A clash costs wrong heat,
 // never wrong bytes.
@@ -25,6 +27,7 @@ using Fingerprint = std::uint64_t;
 
 // Blocks compete only inside their group (a size class). Groups are small and dense.
 using Group = std::uint32_t;
+inline constexpr Group kGroupsMax = 2048;
 
 enum class Leave : std::uint8_t {
   evicted,  // room was needed; its heat is worth remembering (a ghost)
@@ -32,17 +35,17 @@ enum class Leave : std::uint8_t {
 };
 
 struct PolicyOptions {
-  BlockId blocks_max = 0;          // ids are below this
-  std::uint64_t ghosts_max = 0;    // entries; 0 = remember nothing
-  double tau_s = 0;                // half-life of heat; 0 = follow the workload
+  BlockId blocks_max = 0;        // ids are below this
+  std::uint64_t ghosts_max = 0;  // entries; 0 = remember nothing
+  double tau_s = 0;              // half-life of heat; 0 = follow the workload
 };
 
 struct PolicyStats {
   std::uint64_t resident = 0;
   std::uint64_t ghosts = 0;
-  std::uint64_t ghost_hits = 0;    // inserts that found their ghost
-  std::uint64_t bytes = 0;         // memory the policy holds for residents and ghosts together
-  std::uint64_t ghost_bytes = 0;   // of these, for ghosts
+  std::uint64_t ghost_hits = 0;   // inserts that found their ghost
+  std::uint64_t bytes = 0;        // memory the policy holds for residents and ghosts together
+  std::uint64_t ghost_bytes = 0;  // of these, for ghosts
   double tau_s = 0;
 };
 
@@ -82,6 +85,8 @@ class Policy {
 };
 
 enum class PolicyKind : std::uint8_t { temperature, lru, lfu, fifo, s3fifo };
+inline constexpr std::array kPolicyKinds{PolicyKind::temperature, PolicyKind::lru, PolicyKind::lfu,
+                                         PolicyKind::fifo, PolicyKind::s3fifo};
 
 std::optional<PolicyKind> policy_kind(std::string_view name);
 std::string_view policy_name(PolicyKind kind);

@@ -1,0 +1,14 @@
+// One function per file of bindings; module.cc calls them all.
+#pragma once
+#include <nanobind/nanobind.h>
+
+namespace kvpool {
+
+void bind_keys(nanobind::module_& m);
+void bind_replay(nanobind::module_& m);
+void bind_node(nanobind::module_& m);
+void bind_space(nanobind::module_& m);
+void bind_layers(nanobind::module_& m);
+void bind_pinned(nanobind::module_& m);
+
+}  // namespace kvpool

@@ -1,0 +1,41 @@
+// What the Python objects hold, and the checks every call begins with.
+#pragma once
+#include <chrono>
+#include <memory>
+
+#include "bindings/raise.h"
+#include "node/node.h"
+
+namespace kvpool {
+
+// Shared by the pool, its namespaces and the views of its blocks: memory that somebody looks at
+// stays mapped after the pool is closed. In a forked child nothing may be torn down.
+using NodeHandle = std::shared_ptr<Node>;
+
+inline Node& usable(const NodeHandle& node) {
+  if (node->is_forked())
+    throw Raised("ForkedProcess",
+                 "this pool was opened by the parent process and cannot be used after fork; open "
+                 "one in the child, or start children with the spawn method");
+  if (node->is_closed()) throw Raised("PoolClosed", "the pool is closed");
+  return *node;
+}
+
+// A day is for ever here: a longer wait is a mistake, an infinite one is not to be had.
+inline constexpr double kTimeoutMaxSeconds = 86400;
+
+inline Node::Deadline deadline_after(double seconds) {
+  if (!(seconds >= 0 && seconds <= kTimeoutMaxSeconds))
+    raise_bad_argument("timeout is " + std::to_string(seconds) + " s; it must be 0..86400");
+  return std::chrono::steady_clock::now() +
+         std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+             std::chrono::duration<double>(seconds));
+}
+
+struct SpaceHandle {
+  NodeHandle node;
+  Namespace* space = nullptr;
+  Node& use() const { return usable(node); }
+};
+
+}  // namespace kvpool

@@ -1,0 +1,251 @@
+#include "bindings/memory.h"
+
+#include <cstring>
+#include <utility>
+
+#include "bindings/raise.h"
+
+namespace kvpool {
+namespace {
+
+std::string type_name(nb::handle object) { return Py_TYPE(object.ptr())->tp_name; }
+
+std::string number(std::size_t value) { return std::to_string(value); }
+
+// Text of the Python error that is set, which is cleared.
+std::string taken_error() {
+  nb::python_error error;
+  return error.what();
+}
+
+bool is_sequence(nb::handle object) {
+  return PyList_Check(object.ptr()) || PyTuple_Check(object.ptr());
+}
+
+// Asking an item for its buffer may run Python code, which could shorten a list under us.
+nb::tuple snapshot(nb::handle object) {
+  return nb::steal<nb::tuple>(PySequence_Tuple(object.ptr()));
+}
+
+}  // namespace
+
+Memory::Memory(nb::handle object, Access access, const char* name) {
+  if (!PyObject_CheckBuffer(object.ptr())) {
+    if (take_tensor(object, name)) return;
+    raise_bad_type(std::string(name) + " is " + type_name(object) +
+                   "; it must offer the buffer protocol (bytes, numpy, ...) or be a torch tensor");
+  }
+  const int flags = access == Access::write ? PyBUF_SIMPLE | PyBUF_WRITABLE : PyBUF_SIMPLE;
+  if (PyObject_GetBuffer(object.ptr(), &buffer_, flags) != 0)
+    raise_bad_argument(std::string(name) + " must be contiguous" +
+                       (access == Access::write ? " and writable: " : ": ") + taken_error());
+  has_buffer_ = true;
+  data_ = static_cast<std::byte*>(buffer_.buf);
+  bytes_ = static_cast<std::size_t>(buffer_.len);
+}
+
+// A torch tensor has no buffer protocol (and numpy knows no bfloat16), so it is asked itself.
+bool Memory::take_tensor(nb::handle object, const char* name) {
+  if (!nb::hasattr(object, "data_ptr") || !nb::hasattr(object, "is_contiguous")) return false;
+  if (nb::cast<std::string>(object.attr("device").attr("type")) != "cpu")
+    raise_bad_argument(std::string(name) + " is a tensor on " +
+                       nb::cast<std::string>(nb::str(object.attr("device"))) +
+                       "; only CPU tensors can be used here");
+  if (!nb::cast<bool>(object.attr("is_contiguous")()))
+    raise_bad_argument(std::string(name) + " must be a contiguous tensor");
+  data_ = reinterpret_cast<std::byte*>(nb::cast<std::uintptr_t>(object.attr("data_ptr")()));
+  bytes_ = nb::cast<std::size_t>(object.attr("nbytes"));
+  owner_ = nb::borrow(object);
+  return true;
+}
+
+Memory::~Memory() {
+  if (has_buffer_) PyBuffer_Release(&buffer_);
+}
+
+Memory::Memory(Memory&& other) noexcept
+    : buffer_(other.buffer_),
+      has_buffer_(std::exchange(other.has_buffer_, false)),
+      owner_(std::move(other.owner_)),
+      data_(other.data_),
+      bytes_(other.bytes_) {}
+
+bool Region::can_write(nb::handle object) {
+  if (!PyObject_CheckBuffer(object.ptr())) return true;  // torch tensors always
+  Py_buffer buffer;
+  if (PyObject_GetBuffer(object.ptr(), &buffer, PyBUF_SIMPLE | PyBUF_WRITABLE) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  PyBuffer_Release(&buffer);
+  return true;
+}
+
+Region::Region(nb::handle object)
+    : writable_(can_write(object)),
+      memory_(object, writable_ ? Access::write : Access::read, "the region") {}
+
+Keys::Keys(nb::handle object) {
+  if (!is_sequence(object)) {
+    packed_.emplace_back(object, Access::read, "keys");
+    const Memory& packed = packed_.front();
+    if (packed.bytes() % kHashBytes != 0)
+      raise_bad_argument("packed keys take 16 bytes each; got " + number(packed.bytes()) +
+                         " bytes");
+    const std::size_t count = packed.bytes() / kHashBytes;
+    if (reinterpret_cast<std::uintptr_t>(packed.data()) % alignof(Hash128) == 0) {
+      keys_ = {reinterpret_cast<const Hash128*>(packed.data()), count};
+      return;
+    }
+    copies_.resize(count);
+    if (count > 0) std::memcpy(copies_.data(), packed.data(), packed.bytes());
+    keys_ = copies_;
+    return;
+  }
+  const nb::tuple items = snapshot(object);
+  const std::size_t count = items.size();
+  copies_.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    PyObject* item = PyTuple_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i));
+    if (PyBytes_CheckExact(item) && PyBytes_GET_SIZE(item) == kHashBytes) {
+      copies_.push_back(Hash128::from_bytes(PyBytes_AS_STRING(item)));
+      continue;
+    }
+    const Memory key(item, Access::read, "a key");
+    if (key.bytes() != kHashBytes)
+      raise_bad_argument("key " + number(i) + " has " + number(key.bytes()) +
+                         " bytes; a key has 16");
+    copies_.push_back(Hash128::from_bytes(key.data()));
+  }
+  keys_ = copies_;
+}
+
+std::vector<std::int64_t> integers(nb::handle object, const char* name) {
+  std::vector<std::int64_t> values;
+  if (PyObject_CheckBuffer(object.ptr())) {
+    Py_buffer buffer;
+    if (PyObject_GetBuffer(object.ptr(), &buffer, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) != 0)
+      raise_bad_argument(std::string(name) + " must be contiguous: " + taken_error());
+    const std::string format = buffer.format == nullptr ? "B" : buffer.format;
+    const auto item = static_cast<std::size_t>(buffer.itemsize);
+    const bool fits = format.size() == 1 && std::strchr("lqLQiI", format[0]) != nullptr;
+    const std::size_t count = fits ? static_cast<std::size_t>(buffer.len) / item : 0;
+    values.resize(count);
+    const bool is_signed = fits && std::strchr("lqi", format[0]) != nullptr;
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto* at = static_cast<const char*>(buffer.buf) + i * item;
+      if (item == 8) {
+        std::memcpy(&values[i], at, 8);
+      } else {
+        std::uint32_t word;
+        std::memcpy(&word, at, 4);
+        values[i] = is_signed ? static_cast<std::int32_t>(word) : std::int64_t{word};
+      }
+    }
+    PyBuffer_Release(&buffer);
+    if (!fits)
+      raise_bad_type(std::string(name) + " must be 32- or 64-bit integers, not items of format '" +
+                     format + "'");
+    return values;
+  }
+  if (nb::hasattr(object, "tolist")) return integers(object.attr("tolist")(), name);
+  if (!is_sequence(object))
+    raise_bad_type(std::string(name) + " is " + type_name(object) +
+                   "; it must be an integer array or a list of ints");
+  for (nb::handle item : nb::borrow<nb::sequence>(object)) {
+    std::int64_t value = 0;
+    if (!nb::try_cast(item, value))
+      raise_bad_type(std::string(name) + " must hold integers below 2^63, not " +
+                     nb::cast<std::string>(nb::repr(item)));
+    values.push_back(value);
+  }
+  return values;
+}
+
+Places::Places(nb::handle object, Access access, const char* name, const Shape& shape) {
+  if (nb::isinstance<Region>(object)) {
+    region_ = nb::borrow(object);
+    const auto& region = nb::cast<const Region&>(object);
+    if (access == Access::write && !region.writable())
+      raise_bad_argument(std::string(name) + " is a region over read-only memory");
+    by_offsets(region, name, shape);
+  } else if (!shape.offsets.is_none()) {
+    raise_bad_argument("offsets go with a registered region, not with " + type_name(object));
+  } else if (is_sequence(object)) {
+    many_buffers(object, access, name, shape);
+  } else {
+    one_buffer(object, access, name, shape);
+  }
+}
+
+void Places::by_offsets(const Region& region, const char* name, const Shape& shape) {
+  if (shape.offsets.is_none())
+    raise_bad_argument(std::string(name) + " is a region: say where with offsets=");
+  const std::vector<std::int64_t> offsets = integers(shape.offsets, "offsets");
+  if (offsets.size() != shape.count)
+    raise_bad_argument("got " + number(offsets.size()) + " offsets for " + number(shape.count) +
+                       " keys");
+  each_.reserve(shape.count);
+  for (std::size_t i = 0; i < offsets.size(); ++i) {
+    const auto offset = static_cast<std::uint64_t>(offsets[i]);
+    if (offset > region.bytes() || shape.block_bytes > region.bytes() - offset)
+      raise_bad_argument("offset " + number(i) + " is " + std::to_string(offsets[i]) +
+                         ": a block of " + number(shape.block_bytes) +
+                         " bytes there does not lie inside the region of " +
+                         number(region.bytes()) + " bytes");
+    each_.push_back(region.data() + offset);
+  }
+}
+
+void Places::one_buffer(nb::handle object, Access access, const char* name, const Shape& shape) {
+  const Memory& memory = held_.emplace_back(object, access, name);
+  stride_ = shape.block_bytes;
+  std::int64_t stride = 0;
+  if (!shape.stride.is_none()) {
+    if (!nb::try_cast(shape.stride, stride))
+      raise_bad_type("stride must be an int (bytes) or None, not " + type_name(shape.stride));
+    if (stride < static_cast<std::int64_t>(shape.block_bytes))
+      raise_bad_argument("stride is " + std::to_string(stride) +
+                         "; it must be at least the block of " + number(shape.block_bytes) +
+                         " bytes");
+    stride_ = static_cast<std::size_t>(stride);
+  }
+  first_ = memory.data();
+  if (shape.count == 0) return;
+  const bool fits = shape.block_bytes <= memory.bytes() &&
+                    (shape.count == 1 ||
+                     (memory.bytes() - shape.block_bytes) / (shape.count - 1) >= stride_);
+  // Data to be stored must be meant for these keys: more of it than they take is a mistake.
+  const bool exact = access == Access::write || stride != 0 ||
+                     memory.bytes() == shape.count * shape.block_bytes;
+  if (!fits || !exact)
+    raise_bad_argument(std::string(name) + " has " + number(memory.bytes()) + " bytes; " +
+                       number(shape.count) + " blocks of " + number(shape.block_bytes) +
+                       " bytes" +
+                       (stride != 0 ? " with a stride of " + std::to_string(stride) : "") +
+                       " take " +
+                       number((shape.count - 1) * stride_ + shape.block_bytes));
+}
+
+void Places::many_buffers(nb::handle object, Access access, const char* name,
+                          const Shape& shape) {
+  const nb::tuple items = snapshot(object);
+  const std::size_t count = items.size();
+  if (count != shape.count)
+    raise_bad_argument(std::string(name) + " is a list of " + number(count) + " buffers for " +
+                       number(shape.count) + " keys");
+  if (!shape.stride.is_none())
+    raise_bad_argument("stride goes with one buffer, not with a list");
+  held_.reserve(count);
+  each_.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const Memory& memory =
+        held_.emplace_back(PyTuple_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i)), access, name);
+    if (memory.bytes() != shape.block_bytes)
+      raise_bad_argument("buffer " + number(i) + " has " + number(memory.bytes()) +
+                         " bytes; a block has " + number(shape.block_bytes));
+    each_.push_back(memory.data());
+  }
+}
+
+}  // namespace kvpool

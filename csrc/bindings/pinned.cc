@@ -1,0 +1,195 @@
+#include "bindings/pinned.h"
+
+#include <utility>
+#include <vector>
+
+#include "bindings/bind.h"
+#include "bindings/memory.h"
+#include "block/checksum.h"
+
+namespace kvpool {
+namespace {
+
+using nb::literals::operator""_a;
+
+// The pins of one view. It exports the arena read-only; the memoryviews of the blocks are slices
+// of that one export, so the pins go when the last slice, or anything made from one, has gone.
+class Pinned {
+ public:
+  Pinned(NodeHandle node, std::vector<Lease> leases)
+      : node_(std::move(node)), leases_(std::move(leases)) {}
+  ~Pinned() { release(); }
+  Pinned(const Pinned&) = delete;
+  Pinned& operator=(const Pinned&) = delete;
+
+  void release() {
+    if (leases_.empty() || node_->is_forked()) return;
+    node_->release(leases_);
+    leases_.clear();
+  }
+  bool active() const { return !leases_.empty(); }
+
+  int export_arena(PyObject* self, Py_buffer* buffer, int flags) {
+    const std::size_t bytes = node_->arena_bytes();
+    return PyBuffer_FillInfo(buffer, self, const_cast<std::byte*>(node_->arena()),
+                             static_cast<Py_ssize_t>(bytes), /*readonly=*/1, flags);
+  }
+
+ private:
+  NodeHandle node_;
+  std::vector<Lease> leases_;
+};
+
+int pinned_get(PyObject* self, Py_buffer* buffer, int flags) {
+  return nb::inst_ptr<Pinned>(self)->export_arena(self, buffer, flags);
+}
+void pinned_release(PyObject* self, Py_buffer*) { nb::inst_ptr<Pinned>(self)->release(); }
+
+PyType_Slot pinned_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(pinned_get)},
+                              {Py_bf_releasebuffer, reinterpret_cast<void*>(pinned_release)},
+                              {0, nullptr}};
+
+// A slot of ours that the caller fills in place.
+class Reservation {
+ public:
+  Reservation(SpaceHandle space, const Ticket& ticket)
+      : space_(std::move(space)), ticket_(ticket), open_(true) {}
+  Reservation(const Reservation&) = delete;
+  Reservation& operator=(const Reservation&) = delete;
+  ~Reservation() {
+    if (open_ && !space_.node->is_forked()) space_.node->abort(ticket_);
+  }
+
+  std::uint8_t commit() {
+    require_open("commit");
+    Node& node = space_.use();
+    const Ticket ticket = ticket_;
+    const std::size_t bytes = space_.space->block_bytes;
+    open_ = false;
+    nb::gil_scoped_release released;
+    return static_cast<std::uint8_t>(node.commit(ticket, checksum(node.slot(ticket), bytes)));
+  }
+  void abort() {
+    require_open("abort");
+    open_ = false;
+    space_.node->abort(ticket_);
+  }
+  bool is_open() const { return open_; }
+
+  int export_slot(PyObject* self, Py_buffer* buffer, int flags) {
+    if (!open_) {
+      PyErr_SetString(PyExc_BufferError, "this reservation was committed or aborted");
+      return -1;
+    }
+    const int rc = PyBuffer_FillInfo(buffer, self, space_.node->slot(ticket_),
+                                     static_cast<Py_ssize_t>(space_.space->block_bytes),
+                                     /*readonly=*/0, flags);
+    if (rc == 0) ++exports_;
+    return rc;
+  }
+  void end_export() { --exports_; }
+
+ private:
+  // Whoever still holds the slot's memory could write into a block that others read.
+  void require_open(const char* what) {
+    if (!open_)
+      raise_bad_argument(std::string("cannot ") + what +
+                         ": this reservation was committed or aborted");
+    if (exports_ > 0)
+      raise_bad_argument(std::string("cannot ") + what + " while " + std::to_string(exports_) +
+                         " buffer(s) over the reservation are in use; release them first");
+  }
+
+  SpaceHandle space_;
+  Ticket ticket_;
+  bool open_;
+  std::size_t exports_ = 0;
+};
+
+int reservation_get(PyObject* self, Py_buffer* buffer, int flags) {
+  return nb::inst_ptr<Reservation>(self)->export_slot(self, buffer, flags);
+}
+void reservation_release(PyObject* self, Py_buffer*) {
+  nb::inst_ptr<Reservation>(self)->end_export();
+}
+
+PyType_Slot reservation_slots[] = {
+    {Py_bf_getbuffer, reinterpret_cast<void*>(reservation_get)},
+    {Py_bf_releasebuffer, reinterpret_cast<void*>(reservation_release)},
+    {0, nullptr}};
+
+}  // namespace
+
+// A list of read-only memoryviews, one per leading block that is present.
+nb::object view_blocks(const SpaceHandle& space, nb::handle keys_object) {
+  Node& node = space.use();
+  const Keys keys(keys_object);
+  std::vector<Lease> leases(keys.count());
+  {
+    nb::gil_scoped_release released;
+    leases.resize(node.acquire(*space.space, keys.span(), leases.data()));
+  }
+  nb::list blocks;
+  if (leases.empty()) return blocks;
+  const std::vector<Lease> places = leases;
+  nb::object pinned = nb::cast(new Pinned(space.node, std::move(leases)),
+                               nb::rv_policy::take_ownership);
+  nb::object whole = nb::steal(PyMemoryView_FromObject(pinned.ptr()));
+  if (!whole.is_valid()) throw nb::python_error();
+  for (const Lease& lease : places) {
+    nb::object slice = nb::steal(PySlice_New(
+        nb::int_(lease.offset).ptr(), nb::int_(lease.offset + lease.bytes).ptr(), nullptr));
+    nb::object block = nb::steal(PyObject_GetItem(whole.ptr(), slice.ptr()));
+    if (!block.is_valid()) throw nb::python_error();
+    blocks.append(block);
+  }
+  return blocks;
+}
+
+// (status, Reservation or None)
+nb::object reserve_block(const SpaceHandle& space, nb::handle key_object, nb::handle parent_object,
+                         double timeout_s) {
+  Node& node = space.use();
+  const Memory key_bytes(key_object, Access::read, "key");
+  if (key_bytes.bytes() != kHashBytes)
+    raise_bad_argument("a key has 16 bytes, not " + std::to_string(key_bytes.bytes()));
+  const Hash128 key = Hash128::from_bytes(key_bytes.data());
+  Hash128 parent;
+  if (!parent_object.is_none()) {
+    const Memory bytes(parent_object, Access::read, "parent");
+    if (bytes.bytes() != kHashBytes)
+      raise_bad_argument("parent is a key of 16 bytes, not " + std::to_string(bytes.bytes()));
+    parent = Hash128::from_bytes(bytes.data());
+  }
+  Ticket ticket;
+  PutStatus status;
+  const Node::PutRequest request{*space.space, {&key, 1},
+                                 parent_object.is_none() ? nullptr : &parent,
+                                 deadline_after(timeout_s)};
+  {
+    nb::gil_scoped_release released;
+    status = node.reserve(request, ticket);
+  }
+  nb::object reservation = nb::none();
+  if (status == PutStatus::stored)
+    reservation =
+        nb::cast(new Reservation(space, ticket), nb::rv_policy::take_ownership);
+  return nb::make_tuple(static_cast<std::uint8_t>(status), reservation);
+}
+
+void bind_pinned(nb::module_& m) {
+  nb::class_<Pinned>(m, "Pinned", nb::type_slots(pinned_slots),
+                     "Pins of the blocks of one view; lives as long as a memoryview of them.");
+  nb::class_<Reservation>(m, "Reservation", nb::type_slots(reservation_slots),
+                          "A slot to be filled in place (writable buffer), then committed.\n\n"
+                          "Aborted when it is dropped without commit. One thread at a time.")
+      .def("commit", &Reservation::commit)
+      .def("abort", &Reservation::abort)
+      .def_prop_ro("is_open", &Reservation::is_open);
+  nb::class_<Region>(m, "Region", "Memory registered once; calls then carry offsets into it.")
+      .def(nb::init<nb::handle>(), "memory"_a)
+      .def_prop_ro("nbytes", &Region::bytes)
+      .def_prop_ro("writable", &Region::writable);
+}
+
+}  // namespace kvpool

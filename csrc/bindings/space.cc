@@ -1,0 +1,250 @@
+// One namespace of a node, as Python calls it. Checks arguments, lets the GIL go, translates.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <vector>
+
+#include "bindings/bind.h"
+#include "bindings/handles.h"
+#include "bindings/layers.h"
+#include "bindings/memory.h"
+#include "bindings/pinned.h"
+#include "block/checksum.h"
+
+namespace kvpool {
+namespace {
+
+using nb::literals::operator""_a;
+
+// Below this a lookup takes less than 10 us and the GIL is kept.
+constexpr std::size_t kLookupWithGil = 64;
+
+class BufferSource final : public BlockSource {
+ public:
+  BufferSource(const Places& places, std::size_t block_bytes)
+      : places_(places), block_bytes_(block_bytes) {}
+  bool fill(std::size_t index, std::byte* slot, Hash128& sum) override {
+    sum = copy_with_checksum(slot, places_.at(index), block_bytes_, Stores::streaming);
+    return true;
+  }
+
+ private:
+  const Places& places_;
+  std::size_t block_bytes_;
+};
+
+class BufferSink final : public BlockSink {
+ public:
+  explicit BufferSink(const Places& places) : places_(places) {}
+  bool deliver(std::size_t index, const IndexReader& reader, const Found& found) override {
+    return reader.copy(found, places_.at(index));
+  }
+
+ private:
+  const Places& places_;
+};
+
+class PagedSource final : public BlockSource {
+ public:
+  PagedSource(const CopyPlan& plan, std::span<const std::int64_t> pages)
+      : plan_(plan), pages_(pages) {}
+  bool fill(std::size_t index, std::byte* slot, Hash128& sum) override {
+    const std::size_t per_block = plan_.pages_per_block();
+    const auto result =
+        gather_with_checksum(plan_, pages_.subspan(index * per_block, per_block),
+                             {slot, plan_.block_bytes()}, Stores::streaming);
+    if (result) sum = *result;
+    return result.has_value();
+  }
+
+ private:
+  const CopyPlan& plan_;
+  std::span<const std::int64_t> pages_;
+};
+
+class PagedSink final : public BlockSink {
+ public:
+  PagedSink(const CopyPlan& plan, std::span<const std::int64_t> pages)
+      : plan_(plan), pages_(pages) {}
+  bool deliver(std::size_t index, const IndexReader& reader, const Found& found) override {
+    struct Question {
+      const IndexReader& reader;
+      const Found& found;
+    } question{reader, found};
+    const auto ask = [](void* context) {
+      const auto& q = *static_cast<Question*>(context);
+      return q.reader.still_there(q.found);
+    };
+    const std::size_t per_block = plan_.pages_per_block();
+    const auto result = scatter_while_valid(
+        plan_, pages_.subspan(index * per_block, per_block),
+        {reader.payload(found), plan_.block_bytes()}, StillValid{ask, &question});
+    return result && *result;
+  }
+
+ private:
+  const CopyPlan& plan_;
+  std::span<const std::int64_t> pages_;
+};
+
+SpaceHandle open_space(const NodeHandle& node, nb::bytes id, std::uint64_t block_bytes) {
+  if (id.size() != kHashBytes)
+    raise_bad_argument("a namespace id has 16 bytes, not " + std::to_string(id.size()));
+  Namespace* space =
+      value_or_raise(usable(node).open_namespace(Hash128::from_bytes(id.c_str()), block_bytes));
+  return {node, space};
+}
+
+std::size_t lookup(const SpaceHandle& self, nb::handle keys_object, nb::handle tiers_object) {
+  Node& node = self.use();
+  const Keys keys(keys_object);
+  std::vector<Memory> tiers;
+  std::uint8_t* places = nullptr;
+  if (!tiers_object.is_none()) {
+    tiers.emplace_back(tiers_object, Access::write, "tiers");
+    if (tiers.front().bytes() < keys.count())
+      raise_bad_argument("tiers has " + std::to_string(tiers.front().bytes()) +
+                         " bytes; it needs one per key: " + std::to_string(keys.count()));
+    places = reinterpret_cast<std::uint8_t*>(tiers.front().data());
+  }
+  if (keys.count() <= kLookupWithGil) return node.lookup(*self.space, keys.span(), places);
+  nb::gil_scoped_release released;
+  return node.lookup(*self.space, keys.span(), places);
+}
+
+std::size_t get_into(const SpaceHandle& self, nb::handle keys_object, nb::handle out,
+                     nb::handle stride, nb::handle offsets) {
+  Node& node = self.use();
+  const Keys keys(keys_object);
+  const Places places(out, Access::write, "out",
+                      {keys.count(), self.space->block_bytes, stride, offsets});
+  BufferSink sink(places);
+  nb::gil_scoped_release released;
+  return node.get(*self.space, keys.span(), sink);
+}
+
+// One status byte per key.
+template <typename Source>
+nb::bytes put_from(const SpaceHandle& self, const Keys& keys, nb::handle parent_object,
+                   double timeout_s, Source& source) {
+  Node& node = self.use();
+  Hash128 parent;
+  if (!parent_object.is_none()) {
+    const Memory bytes(parent_object, Access::read, "parent");
+    if (bytes.bytes() != kHashBytes)
+      raise_bad_argument("parent is a key of 16 bytes, not " + std::to_string(bytes.bytes()));
+    parent = Hash128::from_bytes(bytes.data());
+  }
+  const Node::PutRequest request{*self.space, keys.span(),
+                                 parent_object.is_none() ? nullptr : &parent,
+                                 deadline_after(timeout_s)};
+  std::vector<PutStatus> statuses(keys.count());
+  {
+    nb::gil_scoped_release released;
+    node.put(request, source, statuses.data());
+  }
+  return nb::bytes(statuses.data(), statuses.size());
+}
+
+nb::bytes put(const SpaceHandle& self, nb::handle keys_object, nb::handle data, nb::handle stride,
+              nb::handle offsets, nb::handle parent, double timeout_s) {
+  const Keys keys(keys_object);
+  const Places places(data, Access::read, "data",
+                      {keys.count(), self.space->block_bytes, stride, offsets});
+  BufferSource source(places, self.space->block_bytes);
+  return put_from(self, keys, parent, timeout_s, source);
+}
+
+std::vector<std::int64_t> checked_pages(const SpaceHandle& self, const Layers& layers,
+                                        nb::handle block_table, std::size_t keys) {
+  const CopyPlan& plan = layers.plan();
+  if (plan.block_bytes() != self.space->block_bytes)
+    raise_bad_argument("a block of these layers takes " + std::to_string(plan.block_bytes()) +
+                       " bytes; this namespace has blocks of " +
+                       std::to_string(self.space->block_bytes));
+  std::vector<std::int64_t> pages = integers(block_table, "block_table");
+  if (pages.size() != keys * plan.pages_per_block())
+    raise_bad_argument("block_table has " + std::to_string(pages.size()) + " pages; " +
+                       std::to_string(keys) + " keys take " +
+                       std::to_string(keys * plan.pages_per_block()));
+  value_or_raise(plan.check_pages(pages));
+  return pages;
+}
+
+nb::bytes save(const SpaceHandle& self, const Layers& layers, nb::handle block_table,
+               nb::handle keys_object, nb::handle parent, double timeout_s) {
+  const Keys keys(keys_object);
+  const auto pages = checked_pages(self, layers, block_table, keys.count());
+  PagedSource source(layers.plan(), pages);
+  return put_from(self, keys, parent, timeout_s, source);
+}
+
+std::size_t load(const SpaceHandle& self, const Layers& layers, nb::handle block_table,
+                 nb::handle keys_object) {
+  Node& node = self.use();
+  const Keys keys(keys_object);
+  if (!layers.writable()) raise_bad_argument("a layer is read-only; load writes into all of them");
+  const auto pages = checked_pages(self, layers, block_table, keys.count());
+  PagedSink sink(layers.plan(), pages);
+  nb::gil_scoped_release released;
+  return node.get(*self.space, keys.span(), sink);
+}
+
+std::size_t remove(const SpaceHandle& self, nb::handle keys_object) {
+  Node& node = self.use();
+  const Keys keys(keys_object);
+  nb::gil_scoped_release released;
+  return node.remove(*self.space, keys.span());
+}
+
+std::uint64_t drop(const SpaceHandle& self) { return self.use().drop_namespace(*self.space); }
+
+double temperature(const SpaceHandle& self, nb::handle key) {
+  Node& node = self.use();
+  const Keys keys(key);
+  if (keys.count() != 1) raise_bad_argument("temperature takes one key");
+  return node.temperature(*self.space, keys.span()[0]);
+}
+
+}  // namespace
+
+void bind_space(nb::module_& m) {
+  nb::class_<SpaceHandle>(m, "Space", "One namespace of a node. Thread-safe.")
+      .def("__init__",
+           [](SpaceHandle* self, const NodeHandle& node, nb::bytes id, std::uint64_t block_bytes) {
+             new (self) SpaceHandle(open_space(node, id, block_bytes));
+           },
+           "node"_a, "id"_a, "block_bytes"_a)
+      .def_prop_ro("block_bytes", [](const SpaceHandle& s) { return s.space->block_bytes; })
+      .def("_lookup", &lookup, "keys"_a, "tiers"_a = nb::none())
+      .def("get_into", &get_into, "keys"_a, "out"_a, "stride"_a = nb::none(), nb::kw_only(),
+           "offsets"_a = nb::none(),
+           "Copy the leading blocks that are present into `out` and return how many there were.\n\n"
+           "keys: n keys in chain order, packed (n * 16 bytes) or a list. out: one writable buffer\n"
+           "with block i at i * stride bytes (stride: block_bytes unless given), a list of n\n"
+           "buffers of block_bytes each, or a Region with one byte offset per key.\n"
+           "Delivered blocks hold exactly the bytes that were put. What lies at the places of the\n"
+           "others is undefined. A missing block is not an error. Heats what it delivers.\n"
+           "Raises BadArgument for wrong sizes, PoolClosed. Thread-safe, releases the GIL, takes\n"
+           "no lock; cost: one copy.")
+      .def("_put", &put, "keys"_a, "data"_a, "stride"_a.none(), "offsets"_a.none(),
+           "parent"_a.none(), "timeout_s"_a)
+      .def("_save", &save, "layers"_a, "block_table"_a, "keys"_a, "parent"_a.none(), "timeout_s"_a)
+      .def("_load", &load, "layers"_a, "block_table"_a, "keys"_a)
+      .def("_view", &view_blocks, "keys"_a)
+      .def("_reserve", &reserve_block, "key"_a, "parent"_a.none(), "timeout_s"_a)
+      .def("remove", &remove, "keys"_a,
+           "Take these keys out of the pool and return how many were there.\n\n"
+           "Blocks that somebody views keep their bytes until released. Thread-safe, releases the\n"
+           "GIL; O(n).")
+      .def("drop", &drop,
+           "Make every block of this namespace a miss, at once, and return how many there were.\n\n"
+           "Their memory comes back in the background. The namespace itself stays usable, empty.\n"
+           "Thread-safe; O(1).")
+      .def("temperature", &temperature, "key"_a,
+           "How warm one block is, on the scale by which blocks are evicted (0.0 if absent).\n\n"
+           "For inspection: only comparisons within one pool mean anything. Takes the lock.");
+}
+
+}  // namespace kvpool

@@ -1,0 +1,138 @@
+// Cuts an arena into slabs and slabs into equal slots. Moves no bytes, makes no system call.
+//
+// A slab is a run of whole units (2 MiB); each size class picks the run that wastes least, and a
+// slab whose last slot is given back leaves its class at once, so classes never calcify. Physical
+// memory is what is limited, not addresses: the arena has kAddressFactor times more addresses than
+// it may ever commit, so that a run of units is found however the others lie.
+//
+// Invariants: 1. units committed (in a slab, or free but still backed by pages) <= unit limit,
+//                except while a shrink is under way;
+//             2. a slot is free or taken, never both; a slab with no taken slot does not exist;
+//             3. free + held = total, for slots of a class and for units.
+// Thread rule: the owner's lock. Costs: take and give O(1), except when a slab is cut (O(units)).
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "base/check.h"
+#include "memory/arena.h"
+
+namespace kvpool {
+
+using ClassId = std::uint32_t;
+using SlabId = std::uint32_t;
+inline constexpr SlabId kNoSlab = 0xffffffff;
+inline constexpr std::uint32_t kNoOwner = 0xffffffff;
+inline constexpr std::uint64_t kAddressFactor = 4;
+inline constexpr std::uint32_t kClassesMax = 256;
+
+struct Slot {
+  std::uint64_t offset = 0;  // in the arena
+  SlabId slab = kNoSlab;
+  std::uint32_t index = 0;  // in the slab
+};
+
+// Units that a call found backed by pages and no longer wanted: the caller punches them.
+struct UnitRun {
+  std::uint32_t first = 0, count = 0;
+};
+
+class SlabPool {
+ public:
+  // `units`: addresses; `limit`: units that may be committed now.
+  SlabPool(std::uint32_t units, std::uint32_t limit);
+
+  // Slot size of a block: whole pages, so that a slot can be given back and read with O_DIRECT.
+  static std::uint64_t slot_bytes(std::uint64_t block_bytes) {
+    return (block_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+  }
+  // The class of a block size, made at its first use; nullopt when there are kClassesMax already.
+  std::optional<ClassId> class_of(std::uint64_t block_bytes);
+  std::uint32_t class_count() const { return static_cast<std::uint32_t>(classes_.size()); }
+
+  // A free slot of an existing slab; nullopt when the class has none.
+  std::optional<Slot> take(ClassId id, std::uint32_t owner);
+  // Adds a slab to the class. `punch` receives free units that must be given back for it. False:
+  // not enough units under the limit, or no run of addresses long enough.
+  bool add_slab(ClassId id, std::vector<UnitRun>& punch);
+  void give(const Slot& slot);
+
+  // Whether the slab was backed by pages when it was cut; the first writer of a slab that was not
+  // should commit it. True once only.
+  bool claim_commit(SlabId slab);
+
+  Slot slot_at(std::uint64_t offset) const;
+  std::uint32_t owner(const Slot& slot) const { return slabs_[slot.slab]->owners[slot.index]; }
+  void set_owner(const Slot& slot, std::uint32_t owner);
+
+  // --- what a caller needs to empty slabs ---
+  std::uint32_t slab_units(ClassId id) const { return classes_[id].slab_units; }
+  std::uint32_t slab_slots(ClassId id) const { return classes_[id].slab_slots; }
+  std::uint64_t slot_bytes_of(ClassId id) const { return classes_[id].slot_bytes; }
+  std::uint64_t slab_bytes(SlabId id) const { return slabs_[id]->units * kUnitBytes; }
+  std::uint64_t slab_offset(SlabId id) const { return slabs_[id]->first_unit * kUnitBytes; }
+  ClassId slab_class(SlabId id) const { return slabs_[id]->klass; }
+  std::uint32_t slabs_of(ClassId id) const { return classes_[id].slabs; }
+  std::uint64_t free_slots(ClassId id) const { return classes_[id].slots - classes_[id].taken; }
+  std::uint64_t taken_slots(ClassId id) const { return classes_[id].taken; }
+  // Slabs of a class, emptiest first, at most `at_most`. O(slabs).
+  std::vector<SlabId> emptiest(ClassId id, std::size_t at_most) const;
+  // Owners of the taken slots of a slab.
+  std::vector<std::uint32_t> owners(SlabId id) const;
+  // While set, take() passes the slab by: its blocks are being moved out.
+  void set_draining(SlabId id, bool draining);
+
+  // --- elasticity ---
+  std::uint32_t limit() const { return limit_; }
+  std::uint32_t committed() const { return committed_; }
+  std::uint32_t units_in_slabs() const { return used_; }
+  // Growing is at once. Shrinking gives back free units first (into `punch`); the caller empties
+  // slabs and calls trim() again while committed() > limit().
+  void set_limit(std::uint32_t limit, std::vector<UnitRun>& punch);
+  // Free units backed by pages, down to `keep` of them.
+  void trim(std::uint32_t keep, std::vector<UnitRun>& punch);
+  std::uint32_t free_committed() const { return committed_ - used_; }
+  // A free unit without pages that may be committed ahead of need; it is marked as being warmed
+  // and is not given out until warmed() says so.
+  std::optional<std::uint32_t> start_warming();
+  void warmed(std::uint32_t unit, bool has_pages);
+  // Every unit that should have no pages, as runs. For punching what stale reads brought back.
+  std::vector<UnitRun> empty_units() const;
+
+  void check_invariants() const;
+
+ private:
+  struct Slab {
+    std::uint32_t first_unit = 0, units = 0;
+    ClassId klass = 0;
+    std::uint32_t taken = 0;
+    std::uint32_t free_head = 0;  // index of the first free slot; owners[] links the rest
+    bool needs_commit = false, draining = false, listed = false;
+    SlabId previous = kNoSlab, next = kNoSlab;  // in the class's list of slabs with room
+    std::vector<std::uint32_t> owners;          // taken: the owner; free: next free | kFreeBit
+  };
+  struct SizeClass {
+    std::uint64_t slot_bytes = 0;
+    std::uint32_t slab_units = 0, slab_slots = 0, slabs = 0;
+    std::uint64_t slots = 0, taken = 0;
+    SlabId with_room = kNoSlab;  // head of the list
+  };
+  enum class Unit : std::uint8_t { cold, warming, warm, in_slab };
+
+  std::optional<std::uint32_t> find_run(std::uint32_t count) const;
+  void list(SlabId id);
+  void unlist(SlabId id);
+  void free_slab(SlabId id);
+
+  std::vector<SizeClass> classes_;
+  std::vector<std::unique_ptr<Slab>> slabs_;
+  std::vector<SlabId> free_slab_ids_;
+  std::vector<Unit> state_;            // per unit
+  std::vector<SlabId> slab_of_unit_;   // per unit; kNoSlab outside slabs
+  std::uint32_t limit_, committed_ = 0, used_ = 0, warming_ = 0;
+  std::uint32_t low_ = 0;              // no free unit lies below
+};
+
+}  // namespace kvpool

@@ -1,0 +1,74 @@
+// One kind of KV each: an id, a block size, and an incarnation that readers compare.
+//
+// Dropping a namespace gives it a new incarnation, so every old key becomes a miss at once,
+// however many there are. Entries are never removed: a handle stays valid as long as the node.
+// Thread rule: the node's lock; `incarnation` alone is read by anyone.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "base/status.h"
+#include "block/key.h"
+
+namespace kvpool {
+
+inline constexpr std::uint32_t kNamespacesMax = 1u << 16;
+inline constexpr std::uint64_t kBlockBytesMax = 1ull << 31;  // a record counts bytes in 32 bits
+
+struct Namespace {
+  Hash128 id;
+  std::uint32_t block_bytes = 0;
+  std::uint32_t size_class = 0;
+  std::atomic<std::uint32_t> incarnation{0};
+  std::uint64_t blocks = 0;  // resident, of this incarnation
+  std::uint64_t drops = 0;
+};
+
+class Namespaces {
+ public:
+  Result<Namespace*> open(const Hash128& id, std::uint32_t block_bytes, std::uint32_t size_class) {
+    if (auto it = by_id_.find(id); it != by_id_.end()) {
+      if (it->second->block_bytes != block_bytes)
+        return fail(Code::bad_argument, "this namespace has blocks of " +
+                                            std::to_string(it->second->block_bytes) +
+                                            " bytes, not " + std::to_string(block_bytes));
+      return it->second.get();
+    }
+    if (by_id_.size() >= kNamespacesMax)
+      return fail(Code::bad_argument,
+                  "a pool holds at most " + std::to_string(kNamespacesMax) + " namespaces");
+    auto made = std::make_unique<Namespace>();
+    made->id = id;
+    made->block_bytes = block_bytes;
+    made->size_class = size_class;
+    Namespace* space = made.get();
+    by_id_.emplace(id, std::move(made));
+    renew(*space);
+    return space;
+  }
+
+  void renew(Namespace& space) {
+    if (const std::uint32_t old = space.incarnation.load(std::memory_order_relaxed); old != 0)
+      by_incarnation_[old] = nullptr;
+    space.incarnation.store(static_cast<std::uint32_t>(by_incarnation_.size()),
+                            std::memory_order_release);
+    by_incarnation_.push_back(&space);
+    space.blocks = 0;
+  }
+
+  // nullptr: dropped since.
+  Namespace* of(std::uint32_t incarnation) const { return by_incarnation_[incarnation]; }
+  std::size_t count() const { return by_id_.size(); }
+
+ private:
+  struct IdHash {
+    std::size_t operator()(const Hash128& id) const { return id.low; }
+  };
+  std::unordered_map<Hash128, std::unique_ptr<Namespace>, IdHash> by_id_;
+  std::vector<Namespace*> by_incarnation_{nullptr};  // 8 bytes per drop, for as long as the node
+};
+
+}  // namespace kvpool

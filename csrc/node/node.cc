@@ -1,0 +1,242 @@
+#include "node/node.h"
+
+#include <algorithm>
+#include <string>
+
+namespace kvpool {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kTendEvery = 50ms;
+constexpr std::uint32_t kEvictionsPerTurn = 64;   // then the lock is let go
+constexpr std::uint32_t kSweepPerTurn = 1024;
+constexpr std::uint64_t kWarmAheadUnits = 16;     // 32 MiB: what a burst of puts finds ready
+// Making one huge page takes 0.2 ms where they are free and over 5 ms where the kernel must move
+// memory for them; ordinary pages cost 1.5 ms. After this many slow ones in a row, no more of them.
+constexpr auto kHugeUnitSlow = 4ms;
+constexpr int kSlowUnitsMax = 4;
+
+}  // namespace
+
+Result<std::unique_ptr<Node>> Node::open(const NodeOptions& options,
+                                         std::shared_ptr<const Clock> clock) {
+  auto store = Store::create(options.store);
+  if (!store) return std::unexpected(store.error());
+  return std::unique_ptr<Node>(new Node(options, std::move(*store), std::move(clock)));
+}
+
+Node::Node(const NodeOptions& options, std::unique_ptr<Store> store,
+           std::shared_ptr<const Clock> clock)
+    : options_(options),
+      clock_(std::move(clock)),
+      store_(std::move(store)),
+      reader_(store_->view()) {
+  threads_.emplace_back([this] { keep(); });
+  if (options_.prefault == Prefault::all)
+    for (std::uint32_t i = 1; i < options_.warm_threads; ++i)
+      threads_.emplace_back([this] { warm_beside(); });
+}
+
+Node::~Node() { close(); }
+
+void Node::close() {
+  closed_.store(true, std::memory_order_release);
+  std::vector<std::thread> threads;
+  {
+    Lock lock(mutex_);
+    stopping_ = true;
+    threads.swap(threads_);
+  }
+  work_.notify_all();
+  settled_.notify_all();
+  for (std::thread& thread : threads) thread.join();
+}
+
+Result<Namespace*> Node::open_namespace(const Hash128& id, std::uint64_t block_bytes) {
+  Lock lock(mutex_);
+  return store_->open_namespace(id, block_bytes);
+}
+
+std::uint64_t Node::drop_namespace(Namespace& space) {
+  Lock lock(mutex_);
+  const std::uint64_t blocks = space.blocks;
+  store_->drop(space);
+  kick();
+  return blocks;
+}
+
+Result<std::uint64_t> Node::resize(std::uint64_t bytes, std::uint64_t blocks_limit,
+                                   Deadline deadline) {
+  bytes = (bytes + kUnitBytes - 1) / kUnitBytes * kUnitBytes;
+  if (bytes < kUnitBytes || bytes > store_->bytes_max())
+    return fail(Code::bad_argument, "cannot resize to " + std::to_string(bytes) +
+                                        " bytes: this pool was opened for " +
+                                        std::to_string(kUnitBytes) + ".." +
+                                        std::to_string(store_->bytes_max()));
+  Lock lock(mutex_);
+  store_->set_limit(bytes, blocks_limit);
+  // One slab at a time, so that others get the lock in between.
+  while (!stopping_ && store_->shrink_step(clock_->now())) {
+    lock.unlock();
+    if (std::chrono::steady_clock::now() >= deadline) {
+      lock.lock();
+      break;
+    }
+    lock.lock();
+  }
+  kick();
+  return store_->bytes_committed();
+}
+
+void Node::trim() {
+  Lock lock(mutex_);
+  store_->trim();
+  store_->punch_strays();
+}
+
+double Node::temperature(const Namespace& space, const Hash128& key) {
+  Lock lock(mutex_);
+  drain_touches();
+  BlockId record = kNoBlock;
+  return store_->find(space, key, record) ? store_->temperature(record) : 0;
+}
+
+void Node::check_invariants() {
+  Lock lock(mutex_);
+  store_->check_invariants();
+}
+
+NodeStats Node::stats() {
+  NodeStats stats;
+  Lock lock(mutex_);
+  drain_touches();
+  stats.store = store_->counters();
+  stats.policy = store_->policy_stats();
+  stats.blocks = store_->resident();
+  stats.blocks_limit = store_->blocks_limit();
+  stats.reserved = store_->reserved();
+  stats.pinned = store_->pins();
+  stats.zombies = store_->zombies();
+  stats.dead = store_->dead();
+  stats.bytes_limit = store_->bytes_limit();
+  stats.bytes_max = store_->bytes_max();
+  stats.bytes_committed = store_->bytes_committed();
+  stats.bytes_in_slabs = store_->bytes_in_slabs();
+  stats.bytes_taken = store_->bytes_taken();
+  stats.bytes_books = store_->bytes_of_books();
+  stats.bytes_arena = store_->arena().committed_bytes();
+  stats.namespaces = store_->namespaces().count();
+  stats.warm_units = store_->warm_units();
+  stats.touches_lost = touches_lost_;
+  stats.evicted_ahead = evicted_ahead_;
+  stats.huge_units = huge_units_.load(std::memory_order_relaxed);
+  stats.gets = gets_.load(std::memory_order_relaxed);
+  stats.get_blocks = get_blocks_.load(std::memory_order_relaxed);
+  stats.get_bytes = get_bytes_.load(std::memory_order_relaxed);
+  stats.missed_absent = missed_absent_.load(std::memory_order_relaxed);
+  stats.missed_moved = missed_moved_.load(std::memory_order_relaxed);
+  stats.missed_fault = missed_fault_.load(std::memory_order_relaxed);
+  stats.put_bytes = put_bytes_.load(std::memory_order_relaxed);
+  stats.not_stored = not_stored_.load(std::memory_order_relaxed);
+  return stats;
+}
+
+void Node::kick() {
+  kicked_ = true;
+  work_.notify_one();
+}
+
+// --- the node's own thread -----------------------------------------------------------------------
+
+void Node::keep() {
+  Lock lock(mutex_);
+  while (!stopping_) {
+    kicked_ = false;
+    if (tend(lock)) {
+      // Work is left: let waiting callers in first.
+      lock.unlock();
+      std::this_thread::yield();
+      lock.lock();
+      continue;
+    }
+    idle_ = true;
+    settled_.notify_all();
+    work_.wait_for(lock, kTendEvery, [&] { return stopping_ || kicked_; });
+    idle_ = false;
+  }
+}
+
+// One bounded turn. True: more to do at once.
+bool Node::tend(Lock& lock) {
+  drain_touches();
+  const Seconds now = clock_->now();
+  bool more = false;
+  if (store_->index_busy()) {
+    store_->step_index();
+    more = true;
+  }
+  if (store_->dead() > 0) more |= store_->sweep(kSweepPerTurn, now);
+  more |= store_->shrink_step(now);
+  const std::uint32_t evicted = store_->evict_ahead(options_.evict_ahead, kEvictionsPerTurn, now);
+  evicted_ahead_ += evicted;
+  more |= evicted == kEvictionsPerTurn;
+  if (!more) store_->punch_strays();
+  if (wants_warming()) {
+    warm(lock);
+    more = true;
+  }
+  return more;
+}
+
+bool Node::wants_warming() const {
+  if (options_.prefault == Prefault::off) return false;
+  if (store_->bytes_committed() + warming_threads_ * kUnitBytes >= store_->bytes_limit())
+    return false;
+  return options_.prefault == Prefault::all || store_->warm_units() < kWarmAheadUnits;
+}
+
+void Node::warm(Lock& lock) {
+  const auto unit = store_->start_warming();
+  if (!unit) return;
+  ++warming_threads_;
+  lock.unlock();
+  bool ok = true;
+  commit_units(std::uint64_t{*unit} * kUnitBytes, kUnitBytes, ok);
+  lock.lock();
+  --warming_threads_;
+  store_->warmed(*unit, ok);
+}
+
+// Helps to pre-fault a whole pool, then ends.
+void Node::warm_beside() {
+  Lock lock(mutex_);
+  while (!stopping_ && wants_warming()) warm(lock);
+}
+
+void Node::commit_units(std::uint64_t offset, std::uint64_t bytes, bool& ok) {
+  Arena& arena = store_->arena();
+  for (std::uint64_t at = offset; at < offset + bytes && ok; at += kUnitBytes) {
+    const bool huge =
+        options_.huge_pages && slow_units_.load(std::memory_order_relaxed) < kSlowUnitsMax;
+    if (!huge) {
+      ok = arena.commit(at, kUnitBytes);
+      continue;
+    }
+    const auto before = std::chrono::steady_clock::now();
+    const bool made = arena.commit_huge(at, kUnitBytes);
+    const bool slow = !made || std::chrono::steady_clock::now() - before > kHugeUnitSlow;
+    slow_units_.store(slow ? slow_units_.load(std::memory_order_relaxed) + 1 : 0,
+                      std::memory_order_relaxed);
+    if (made) huge_units_.fetch_add(1, std::memory_order_relaxed);
+    if (!made) ok = arena.commit(at, kUnitBytes);
+  }
+}
+
+bool Node::settle(Deadline deadline) {
+  Lock lock(mutex_);
+  kick();
+  return settled_.wait_until(lock, deadline, [&] { return (idle_ && !kicked_) || stopping_; });
+}
+
+}  // namespace kvpool

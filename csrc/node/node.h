@@ -1,0 +1,209 @@
+// The pool of one host, in one object: a Store behind a lock, lock-free readers beside it, and one
+// thread that evicts ahead, warms memory, sweeps and grows the index.
+//
+// put:  reserve -> copy -> commit            one block at a time, so that nobody ever waits for a
+//                                            key while holding a reservation
+// get:  lookup -> copy -> deliver            no lock; the generation decides
+//       lookup -> acquire -> ... -> release  pinned
+// Promises:  1. a get delivers the bytes that were put, or counts the block as missing;
+//            2. when put answers stored, every reader of this node finds the block;
+//            3. a pinned block keeps its bytes until it is released, whatever is removed, dropped
+//               or resized meanwhile;
+//            4. every wait has a deadline, and no lock is held while bytes are copied in or out.
+// Thread rule: every method from any thread. Not after fork: check is_forked() first.
+#pragma once
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/fault.h"
+#include "base/fork_guard.h"
+#include "node/index_reader.h"
+#include "node/store.h"
+#include "node/touch_ring.h"
+
+namespace kvpool {
+
+enum class Prefault : std::uint8_t {
+  off,    // pages come when a slab is first used
+  ahead,  // some free memory is kept ready
+  all,    // all of it, in the background
+};
+
+struct NodeOptions {
+  StoreOptions store;
+  Prefault prefault = Prefault::ahead;
+  bool huge_pages = true;   // ask for them; ordinary pages where the machine refuses or is slow
+  double evict_ahead = 0;   // share of the slots kept free on a full pool
+  std::uint32_t warm_threads = 1;
+};
+
+enum class PutStatus : std::uint8_t {
+  stored = 0,
+  present = 1,
+  // Not stored, because:
+  pool_pinned = 2,    // everything that could make room is being read or written
+  pool_index = 3,     // the index has no place for it
+  chain_broken = 4,   // a block before it in the same call was not stored
+  timed_out = 5,      // another writer has the key and did not finish in time
+  dropped = 6,        // the namespace was dropped meanwhile
+  no_memory = 7,      // the machine has no pages for the slot
+  failed = 8,         // the payload could not be produced, or a fault was injected
+};
+
+// Where the payload of a put comes from.
+class BlockSource {
+ public:
+  virtual ~BlockSource() = default;
+  // Writes block `index` of the call into the slot and returns the checksum of what it wrote.
+  virtual bool fill(std::size_t index, std::byte* slot, Hash128& sum) = 0;
+};
+
+// Where the payload of a get goes.
+class BlockSink {
+ public:
+  virtual ~BlockSink() = default;
+  // Copies the block out, checking with still_there() that it is whole. False: it went away.
+  virtual bool deliver(std::size_t index, const IndexReader& reader, const Found& found) = 0;
+};
+
+struct Lease {
+  BlockId record = kNoBlock;
+  std::uint32_t bytes = 0;
+  std::uint64_t offset = 0;
+};
+
+struct Ticket {  // a reservation
+  BlockId record = kNoBlock;
+  BlockId parent = kNoBlock;  // pinned until commit or abort
+  std::uint64_t offset = 0;
+};
+
+struct NodeStats {
+  StoreCounters store;
+  PolicyStats policy;
+  std::uint64_t blocks = 0, blocks_limit = 0, reserved = 0, pinned = 0, zombies = 0, dead = 0;
+  std::uint64_t bytes_limit = 0, bytes_max = 0, bytes_committed = 0, bytes_in_slabs = 0;
+  std::uint64_t bytes_taken = 0, bytes_books = 0, bytes_arena = 0;
+  std::uint64_t gets = 0, get_blocks = 0, get_bytes = 0, missed_absent = 0, missed_moved = 0,
+                missed_fault = 0;
+  std::uint64_t put_bytes = 0, not_stored = 0, touches_lost = 0, namespaces = 0;
+  std::uint64_t warm_units = 0, huge_units = 0, evicted_ahead = 0;
+};
+
+class Node {
+ public:
+  using Deadline = std::chrono::steady_clock::time_point;
+
+  static Result<std::unique_ptr<Node>> open(const NodeOptions& options,
+                                            std::shared_ptr<const Clock> clock);
+  ~Node();
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
+
+  // Refuses new work, stops the thread, ends all waits. Leases stay good until released.
+  void close();
+  bool is_closed() const { return closed_.load(std::memory_order_acquire); }
+  bool is_forked() const { return fork_guard_.is_child(); }
+
+  Result<Namespace*> open_namespace(const Hash128& id, std::uint64_t block_bytes);
+  std::uint64_t drop_namespace(Namespace& space);
+
+  struct PutRequest {
+    Namespace& space;
+    std::span<const Hash128> keys;  // in chain order
+    const Hash128* parent = nullptr;  // key of the block before the first
+    Deadline deadline;
+  };
+  // Stores the keys in order; `statuses` has one place per key.
+  void put(const PutRequest& request, BlockSource& source, PutStatus* statuses);
+  // One reservation that the caller fills and commits or aborts.
+  PutStatus reserve(const PutRequest& request, Ticket& ticket);
+  PutStatus commit(const Ticket& ticket, const Hash128& sum);
+  void abort(const Ticket& ticket);
+
+  // Leading blocks present; does not pin, does not heat.
+  std::size_t lookup(const Namespace& space, std::span<const Hash128> keys,
+                     std::uint8_t* tiers) const;
+  // Delivers the leading blocks that are whole and returns how many.
+  std::size_t get(const Namespace& space, std::span<const Hash128> keys, BlockSink& sink);
+  std::size_t acquire(const Namespace& space, std::span<const Hash128> keys, Lease* leases);
+  void release(std::span<const Lease> leases);
+  // Takes the keys away; those pinned keep their bytes until released. Returns how many there were.
+  std::size_t remove(const Namespace& space, std::span<const Hash128> keys);
+
+  // New limits; growing is at once, shrinking evicts. Returns the memory committed when it is done
+  // or the deadline has come; the node's thread goes on after that.
+  Result<std::uint64_t> resize(std::uint64_t bytes, std::uint64_t blocks_limit, Deadline deadline);
+  // Gives free memory back to the system now.
+  void trim();
+
+  const std::byte* arena() const { return store_->arena().base(); }
+  std::uint64_t arena_bytes() const { return store_->arena().bytes(); }
+  std::byte* slot(const Ticket& ticket) { return store_->arena().base() + ticket.offset; }
+  NodeStats stats();
+  double temperature(const Namespace& space, const Hash128& key);
+  void check_invariants();
+  FaultPoints& faults() { return faults_; }
+  // Waits until the node's thread has nothing left to do. For tests and benches.
+  bool settle(Deadline deadline);
+
+ private:
+  struct Pins;
+  using Lock = std::unique_lock<std::mutex>;
+
+  Node(const NodeOptions& options, std::unique_ptr<Store> store,
+       std::shared_ptr<const Clock> clock);
+
+  BlockId pin_parent(const PutRequest& request);
+  PutStatus reserve_locked(Lock& lock, const PutRequest& request, const Hash128& key,
+                           Store::Reserved& reserved);
+  PutStatus store_block(Lock& lock, const PutRequest& request, std::size_t index,
+                        BlockSource& source, Pins& pins);
+  bool back_with_pages(const Store::Reserved& reserved);
+  bool get_one(const Namespace& space, const Hash128& key, std::size_t index, BlockSink& sink,
+               Found& found);
+  bool get_pinned(const Namespace& space, const Hash128& key, std::size_t index, BlockSink& sink,
+                  Found& found);
+  void report_touches(std::span<const Found> found);
+  void drain_touches();
+
+  void kick();  // under the lock
+  void keep();
+  bool tend(Lock& lock);
+  bool wants_warming() const;
+  void warm(Lock& lock);
+  void warm_beside();
+  void commit_units(std::uint64_t offset, std::uint64_t bytes, bool& ok);
+
+  const NodeOptions options_;
+  const std::shared_ptr<const Clock> clock_;
+  ForkGuard fork_guard_;
+  FaultPoints faults_;
+
+  mutable std::mutex mutex_;  // guards store_ (but for what readers map) and the fields below
+  std::unique_ptr<Store> store_;
+  std::condition_variable settled_;  // a reservation ended, or a resize made progress
+  std::condition_variable work_;     // wakes the node's thread
+  bool stopping_ = false, kicked_ = false, idle_ = false;
+  std::uint32_t warming_threads_ = 0;
+  std::uint64_t touches_lost_ = 0, evicted_ahead_ = 0;
+
+  IndexReader reader_;
+  TouchRing touches_;
+  std::atomic<bool> closed_{false};
+  std::atomic<int> slow_units_{0};  // huge pages that took too long, in a row
+  std::atomic<std::uint64_t> huge_units_{0};
+  std::atomic<std::uint64_t> gets_{0}, get_blocks_{0}, get_bytes_{0}, missed_absent_{0},
+      missed_moved_{0}, missed_fault_{0}, put_bytes_{0}, not_stored_{0};
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace kvpool

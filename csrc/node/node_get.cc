@@ -1,0 +1,148 @@
+// The read side of the node: lookup -> copy -> deliver, or acquire -> ... -> release.
+#include <algorithm>
+
+#include "node/node.h"
+
+namespace kvpool {
+namespace {
+
+constexpr std::size_t kGroup = 16;       // keys whose index lines are fetched together
+constexpr std::size_t kTouchBatch = 256;
+constexpr int kCopyAttempts = 3;         // without a pin; then one with a pin, which cannot fail
+constexpr std::size_t kKeysPerLock = 256;  // acquire and remove let others in between
+
+}  // namespace
+
+std::size_t Node::lookup(const Namespace& space, std::span<const Hash128> keys,
+                         std::uint8_t* tiers) const {
+  return reader_.lookup(keys, space.incarnation.load(std::memory_order_acquire), tiers);
+}
+
+std::size_t Node::get(const Namespace& space, std::span<const Hash128> keys, BlockSink& sink) {
+  const std::uint32_t incarnation = space.incarnation.load(std::memory_order_acquire);
+  Found found[kTouchBatch];
+  std::vector<Found> more;  // only for long calls: touches go out tail first, all together
+  if (keys.size() > kTouchBatch) more.resize(keys.size());
+  Found* all = more.empty() ? found : more.data();
+  std::size_t done = 0;
+  for (; done < keys.size(); ++done) {
+    if (done % kGroup == 0 && keys.size() > 1)
+      reader_.prefetch(keys.subspan(done, std::min(kGroup, keys.size() - done)), incarnation);
+    if (!get_one(space, keys[done], done, sink, all[done])) break;
+  }
+  report_touches({all, done});
+  gets_.fetch_add(1, std::memory_order_relaxed);
+  get_blocks_.fetch_add(done, std::memory_order_relaxed);
+  get_bytes_.fetch_add(done * space.block_bytes, std::memory_order_relaxed);
+  return done;
+}
+
+bool Node::get_one(const Namespace& space, const Hash128& key, std::size_t index, BlockSink& sink,
+                   Found& found) {
+  const std::uint32_t incarnation = space.incarnation.load(std::memory_order_acquire);
+  if (faults_.fires("get.lookup")) {
+    missed_fault_.fetch_add(1, std::memory_order_relaxed);
+    return false;
+  }
+  for (int attempt = 0; attempt < kCopyAttempts; ++attempt) {
+    if (!reader_.find(key, incarnation, found)) {
+      (attempt == 0 ? missed_absent_ : missed_moved_).fetch_add(1, std::memory_order_relaxed);
+      return false;
+    }
+    // A fault here stands for a block that was evicted under the copy.
+    if (faults_.fires("get.copy")) continue;
+    if (sink.deliver(index, reader_, found)) return true;
+  }
+  return get_pinned(space, key, index, sink, found);
+}
+
+// After three blocks in a row went away under the copy (a pool that is far too small, or blocks
+// being moved): pin first, so that the copy can only succeed.
+bool Node::get_pinned(const Namespace& space, const Hash128& key, std::size_t index,
+                      BlockSink& sink, Found& found) {
+  Lease lease;
+  if (acquire(space, {&key, 1}, &lease) == 0) {
+    missed_moved_.fetch_add(1, std::memory_order_relaxed);
+    return false;
+  }
+  bool delivered = reader_.find(key, space.incarnation.load(std::memory_order_acquire), found) &&
+                   found.record == lease.record && !faults_.fires("get.deliver") &&
+                   sink.deliver(index, reader_, found);
+  release({&lease, 1});
+  if (!delivered) missed_moved_.fetch_add(1, std::memory_order_relaxed);
+  return delivered;
+}
+
+std::size_t Node::acquire(const Namespace& space, std::span<const Hash128> keys, Lease* leases) {
+  std::size_t done = 0;
+  while (done < keys.size()) {
+    const std::size_t until = std::min(keys.size(), done + kKeysPerLock);
+    Lock lock(mutex_);
+    drain_touches();
+    const Seconds now = clock_->now();
+    bool missed = false;
+    for (; done < until; ++done) {
+      BlockId record = kNoBlock;
+      if (faults_.fires("get.acquire") || !store_->find(space, keys[done], record)) {
+        missed = true;
+        break;
+      }
+      store_->pin(record);
+      store_->touch(record, now);
+      const Record& shared = store_->view().record(record);
+      leases[done] = {record, space.block_bytes, shared.offset.load(std::memory_order_relaxed)};
+    }
+    if (missed) break;
+  }
+  return done;
+}
+
+void Node::release(std::span<const Lease> leases) {
+  Lock lock(mutex_);
+  for (const Lease& lease : leases) store_->unpin(lease.record);
+  if (store_->bytes_committed() > store_->bytes_limit()) work_.notify_one();
+}
+
+std::size_t Node::remove(const Namespace& space, std::span<const Hash128> keys) {
+  std::size_t removed = 0;
+  for (std::size_t start = 0; start < keys.size(); start += kKeysPerLock) {
+    const std::size_t until = std::min(keys.size(), start + kKeysPerLock);
+    Lock lock(mutex_);
+    const Seconds now = clock_->now();
+    for (std::size_t i = start; i < until; ++i) {
+      BlockId record = kNoBlock;
+      if (!store_->find(space, keys[i], record)) continue;
+      store_->remove(record, now);
+      ++removed;
+    }
+  }
+  return removed;
+}
+
+// Tail first: of a chain used at one moment the head is then the most recently used, so a policy
+// that goes by order alone drops suffixes before prefixes.
+void Node::report_touches(std::span<const Found> found) {
+  if (found.empty()) return;
+  const Seconds now = clock_->now();
+  for (std::size_t left = found.size(); left > 0;) {
+    const std::size_t count = std::min(left, kTouchBatch);
+    const std::uint64_t at = touches_.claim(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      const Found& block = found[left - 1 - i];
+      touches_.put(at + i, {block.generation, block.record, now});
+    }
+    left -= count;
+    if (!touches_.half_full()) continue;
+    if (Lock lock(mutex_, std::try_to_lock); lock.owns_lock()) drain_touches();
+  }
+}
+
+void Node::drain_touches() {
+  if (touches_.empty()) return;
+  const Seconds now = clock_->now();
+  touches_lost_ += touches_.drain([&](const TouchRing::Touch& touch) {
+    store_->touch(touch.record, touch.generation, std::min(touch.when, now));
+  });
+}
+
+}  // namespace kvpool

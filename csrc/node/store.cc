@@ -1,0 +1,279 @@
+#include "node/store.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "base/check.h"
+
+namespace kvpool {
+namespace {
+
+constexpr std::uint64_t kRecordsMax = kBlocksMax;
+constexpr std::uint64_t kGhostBytes = 32;        // at most, by the policy's contract
+constexpr std::uint64_t kGhostsPerBlock = 16;
+constexpr std::uint64_t kGhostShareInverse = 100;  // ghosts take at most 1% of the payload memory
+
+std::uint32_t units_of(std::uint64_t bytes) {
+  return static_cast<std::uint32_t>((bytes + kUnitBytes - 1) / kUnitBytes);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Store>> Store::create(const StoreOptions& options) {
+  if (options.bytes_limit < kUnitBytes)
+    return fail(Code::bad_argument, "a pool needs at least " + std::to_string(kUnitBytes) +
+                                        " bytes of memory, not " +
+                                        std::to_string(options.bytes_limit));
+  const std::uint64_t bytes_max = std::max(options.bytes_max, options.bytes_limit);
+  const std::uint64_t addresses = units_of(bytes_max) * kUnitBytes * kAddressFactor;
+  auto arena = Arena::create("kvpool-arena", addresses);
+  if (!arena) return std::unexpected(arena.error());
+  // A record for every page the pool may commit: slots are whole pages, so records never run out
+  // before slots do.
+  const auto records_max = static_cast<std::uint32_t>(
+      std::min(kRecordsMax, units_of(bytes_max) * (kUnitBytes / kPageBytes)));
+  auto index = Arena::create("kvpool-index", IndexWriter::index_bytes(records_max));
+  if (!index) return std::unexpected(index.error());
+  return std::unique_ptr<Store>(
+      new Store(options, std::move(*arena), std::move(*index), records_max));
+}
+
+Store::Store(const StoreOptions& options, std::unique_ptr<Arena> arena,
+             std::unique_ptr<Arena> index, std::uint32_t records_max)
+    : bytes_max_(std::max(options.bytes_max, options.bytes_limit)),
+      blocks_limit_(options.blocks_limit),
+      arena_(std::move(arena)),
+      index_memory_(std::move(index)),
+      index_(std::make_unique<IndexWriter>(*index_memory_, *arena_, records_max, options.salt)),
+      slabs_(units_of(arena_->bytes()), units_of(options.bytes_limit)),
+      policy_(make_policy(options.policy, {.blocks_max = records_max,
+                                           .ghosts_max = 0,
+                                           .tau_s = options.tau_s})),
+      private_(records_max),
+      records_max_(records_max) {
+  fit_ghosts();
+}
+
+Store::~Store() = default;
+
+Result<Namespace*> Store::open_namespace(const Hash128& id, std::uint64_t block_bytes) {
+  if (block_bytes == 0 || block_bytes > kBlockBytesMax)
+    return fail(Code::bad_argument, "block_bytes is " + std::to_string(block_bytes) +
+                                        "; it must be 1.." + std::to_string(kBlockBytesMax));
+  if (SlabPool::slot_bytes(block_bytes) > bytes_max_)
+    return fail(Code::bad_argument, "one block of " + std::to_string(block_bytes) +
+                                        " bytes does not fit into a pool of at most " +
+                                        std::to_string(bytes_max_) + " bytes");
+  const auto klass = slabs_.class_of(block_bytes);
+  if (!klass)
+    return fail(Code::bad_argument, "a pool holds at most " + std::to_string(kClassesMax) +
+                                        " different block sizes");
+  steal_later_.resize(slabs_.class_count());
+  fit_ghosts();
+  return namespaces_.open(id, static_cast<std::uint32_t>(block_bytes), *klass);
+}
+
+void Store::drop(Namespace& space) {
+  dead_ += space.blocks;
+  ++space.drops;
+  namespaces_.renew(space);
+}
+
+// As many ghosts as the policy profits from, and never more than their share of the memory.
+void Store::fit_ghosts() {
+  std::uint64_t blocks = blocks_limit_;
+  if (blocks == 0) {
+    std::uint64_t smallest = std::numeric_limits<std::uint64_t>::max();
+    for (ClassId id = 0; id < slabs_.class_count(); ++id)
+      smallest = std::min(smallest, slabs_.slot_bytes_of(id));
+    blocks = slabs_.class_count() == 0 ? 0 : bytes_limit() / smallest;
+  }
+  policy_->set_ghosts_max(std::min(blocks * kGhostsPerBlock,
+                                   bytes_limit() / kGhostShareInverse / kGhostBytes));
+}
+
+// --- writing -------------------------------------------------------------------------------------
+
+Store::Reserved Store::reserve(const Namespace& space, const Hash128& key, Seconds now) {
+  using Outcome = Reserved::Outcome;
+  const std::uint32_t incarnation = space.incarnation.load(std::memory_order_relaxed);
+  Reserved answer{.outcome = Outcome::present};
+  if (index_->find(key, incarnation, answer.record)) {
+    ++counters_.present;
+    return answer;
+  }
+  if (pending_.contains({key, incarnation})) return {.outcome = Outcome::pending};
+  const auto slot = room_for(space.size_class, now);
+  if (!slot) return {.outcome = Outcome::no_room, .why = NoRoom::pool_pinned};
+  const auto record = take_record();
+  if (!record) {
+    slabs_.give(*slot);
+    return {.outcome = Outcome::no_room, .why = NoRoom::index_full};
+  }
+  slabs_.set_owner(*slot, *record);
+  private_[*record] = {.pins_or_next = 0,
+                       .state = State::reserved,
+                       .klass = static_cast<std::uint8_t>(space.size_class),
+                       .parked = false,
+                       .unused = 0};
+  index_->prepare(*record, {key, incarnation, space.block_bytes, slot->offset});
+  pending_.emplace(PendingKey{key, incarnation}, *record);
+  answer.outcome = Outcome::reserved;
+  answer.record = *record;
+  answer.offset = slot->offset;
+  answer.commit_slab = slabs_.claim_commit(slot->slab);
+  answer.slab_offset = slabs_.slab_offset(slot->slab);
+  answer.slab_bytes = slabs_.slab_bytes(slot->slab);
+  return answer;
+}
+
+Store::Committed Store::commit(BlockId record, const Hash128& sum, BlockId parent, Seconds now) {
+  Private& mine = private_[record];
+  KVP_CHECK(mine.state == State::reserved);
+  const IndexWriter::Fields fields = index_->fields(record);
+  Namespace* space = namespaces_.of(fields.incarnation);
+  if (space == nullptr) {
+    abort(record);
+    return Committed::dropped;
+  }
+  index_->publish(record, sum);
+  if (!index_->insert(fields.key, fields.incarnation, record)) {
+    index_->withdraw(record);
+    abort(record);
+    return Committed::index_full;
+  }
+  pending_.erase({fields.key, fields.incarnation});
+  mine.state = State::resident;
+  ++resident_;
+  ++space->blocks;
+  ++counters_.puts;
+  const bool known = parent != kNoBlock && private_[parent].state == State::resident;
+  policy_->insert(record, fingerprint(fields.incarnation, fields.key), known ? parent : kNoBlock,
+                  mine.klass, now);
+  return Committed::stored;
+}
+
+void Store::abort(BlockId record) {
+  KVP_CHECK(private_[record].state == State::reserved);
+  const IndexWriter::Fields fields = index_->fields(record);
+  pending_.erase({fields.key, fields.incarnation});
+  slabs_.give(slabs_.slot_at(fields.offset));
+  free_record(record);
+  ++counters_.aborted;
+}
+
+std::optional<BlockId> Store::take_record() {
+  if (free_head_ != 0) {
+    const BlockId record = free_head_ - 1;
+    free_head_ = private_[record].pins_or_next;
+    --free_count_;
+    return record;
+  }
+  if (records_used_ >= records_max_) return std::nullopt;
+  private_.reach(records_used_ + 1);
+  return records_used_++;
+}
+
+void Store::free_record(BlockId record) {
+  private_[record] = {.pins_or_next = free_head_,
+                      .state = State::free,
+                      .klass = 0,
+                      .parked = false,
+                      .unused = 0};
+  free_head_ = record + 1;
+  ++free_count_;
+}
+
+// --- reading -------------------------------------------------------------------------------------
+
+bool Store::find(const Namespace& space, const Hash128& key, BlockId& record) const {
+  return index_->find(key, space.incarnation.load(std::memory_order_relaxed), record);
+}
+
+void Store::pin(BlockId record) {
+  KVP_CHECK(private_[record].state == State::resident);
+  ++private_[record].pins_or_next;
+  ++pins_;
+}
+
+void Store::unpin(BlockId record) {
+  Private& mine = private_[record];
+  KVP_CHECK(mine.state == State::resident || mine.state == State::zombie);
+  KVP_CHECK(mine.pins_or_next > 0);
+  --pins_;
+  if (--mine.pins_or_next > 0) return;
+  if (mine.state == State::zombie) {
+    --zombies_;
+    slabs_.give(slabs_.slot_at(index_->fields(record).offset));
+    free_record(record);
+  } else if (mine.parked) {
+    mine.parked = false;
+    policy_->give_back(record);
+  }
+}
+
+void Store::touch(BlockId record, std::uint64_t generation, Seconds now) {
+  if (record >= records_used_ || private_[record].state != State::resident) return;
+  const Record& shared = view().record(record);
+  if (shared.generation.load(std::memory_order_relaxed) == generation)
+    policy_->touch(record, now);
+}
+
+// --- facts ---------------------------------------------------------------------------------------
+
+std::uint64_t Store::bytes_taken() const {
+  std::uint64_t bytes = 0;
+  for (ClassId id = 0; id < slabs_.class_count(); ++id)
+    bytes += slabs_.taken_slots(id) * slabs_.slot_bytes_of(id);
+  return bytes;
+}
+
+std::uint64_t Store::bytes_of_books() const {
+  const PolicyStats policy = policy_->stats();
+  std::uint64_t owners = 0;
+  for (ClassId id = 0; id < slabs_.class_count(); ++id)
+    owners += (slabs_.taken_slots(id) + slabs_.free_slots(id)) * sizeof(std::uint32_t);
+  return records_used_ * (sizeof(Record) + sizeof(Private)) + index_->table_bytes() +
+         policy.bytes - policy.ghost_bytes + owners;
+}
+
+void Store::check_invariants() const {
+  std::uint64_t count[4] = {}, taken = 0, pins = 0, dead = 0, parked = 0;
+  std::unordered_map<std::uint32_t, std::uint64_t> per_space;
+  for (BlockId record = 0; record < records_used_; ++record) {
+    const Private& mine = private_[record];
+    ++count[static_cast<int>(mine.state)];
+    if (mine.state == State::free) continue;
+    ++taken;
+    const IndexWriter::Fields fields = index_->fields(record);
+    KVP_CHECK(slabs_.owner(slabs_.slot_at(fields.offset)) == record);
+    KVP_CHECK(slabs_.slot_at(fields.offset).offset == fields.offset);
+    const bool readable = view().record(record).generation.load(std::memory_order_relaxed) != 0;
+    KVP_CHECK(readable == (mine.state == State::resident));
+    if (mine.state != State::reserved) pins += mine.pins_or_next;
+    if (mine.parked) KVP_CHECK(mine.state == State::resident && mine.pins_or_next > 0);
+    parked += mine.parked;
+    if (mine.state != State::resident) continue;
+    BlockId found = kNoBlock;
+    KVP_CHECK(index_->find(fields.key, fields.incarnation, found) && found == record);
+    ++per_space[fields.incarnation];
+    dead += namespaces_.of(fields.incarnation) == nullptr;
+  }
+  KVP_CHECK(count[static_cast<int>(State::free)] == free_count_);
+  KVP_CHECK(count[static_cast<int>(State::reserved)] == pending_.size());
+  KVP_CHECK(count[static_cast<int>(State::resident)] == resident_);
+  KVP_CHECK(count[static_cast<int>(State::zombie)] == zombies_);
+  KVP_CHECK(pins == pins_ && dead == dead_ && index_->entries() == resident_);
+  for (const auto& [incarnation, blocks] : per_space)
+    if (const Namespace* space = namespaces_.of(incarnation)) KVP_CHECK(space->blocks == blocks);
+  std::uint64_t slots = 0;
+  for (ClassId id = 0; id < slabs_.class_count(); ++id) slots += slabs_.taken_slots(id);
+  KVP_CHECK(slots == taken);  // free + held = total, with the slab pool's own count
+  KVP_CHECK(policy_->stats().resident == resident_);
+  slabs_.check_invariants();
+  index_->check_invariants();
+  policy_->check_invariants();
+}
+
+}  // namespace kvpool

@@ -1,0 +1,251 @@
+// Making room: what leaves, in which order, and how slabs pass between size classes.
+#include <algorithm>
+#include <limits>
+
+#include "base/check.h"
+#include "block/copy.h"
+#include "node/store.h"
+
+namespace kvpool {
+namespace {
+
+// Slabs looked at for one whose blocks can all be moved; the others hold something pinned.
+constexpr std::size_t kSlabsTried = 8;
+// Records looked at before a reservation evicts, when dropped namespaces still hold some.
+constexpr std::uint32_t kSweepForRoom = 4096;
+
+}  // namespace
+
+// The one way a block leaves. First it becomes unreadable, then the fence, then who pins it is
+// looked at; only after that may its slot be reused, moved or punched.
+void Store::retire(BlockId record, Leave why, Seconds now) {
+  Private& mine = private_[record];
+  KVP_CHECK(mine.state == State::resident);
+  const IndexWriter::Fields fields = index_->fields(record);
+  index_->withdraw(record);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  index_->erase(fields.key, fields.incarnation, record);
+  policy_->erase(record, fingerprint(fields.incarnation, fields.key), why, now);
+  mine.parked = false;
+  --resident_;
+  if (Namespace* space = namespaces_.of(fields.incarnation))
+    --space->blocks;
+  else
+    --dead_;
+  ++(why == Leave::evicted ? counters_.evictions : counters_.removed);
+  if (mine.pins_or_next > 0) {
+    mine.state = State::zombie;
+    ++zombies_;
+    return;
+  }
+  slabs_.give(slabs_.slot_at(fields.offset));
+  free_record(record);
+}
+
+std::optional<Slot> Store::room_for(ClassId klass, Seconds now) {
+  if (blocks_limit_ != 0)
+    while (resident_ + zombies_ + pending_.size() >= blocks_limit_)
+      if (!evict_one(now)) return std::nullopt;
+  for (;;) {
+    if (auto slot = slabs_.take(klass, kNoOwner - 1)) return slot;
+    if (dead_ > 0) {
+      const std::uint64_t before = dead_;
+      sweep(kSweepForRoom, now);
+      if (dead_ != before) continue;
+    }
+    std::vector<UnitRun> runs;
+    const bool added = slabs_.add_slab(klass, runs);
+    punch(runs);
+    if (added || steal_slab(klass, now)) continue;
+    if (!evict_from(klass, now)) return std::nullopt;
+  }
+}
+
+bool Store::evict_from(ClassId klass, Seconds now) {
+  for (;;) {
+    const BlockId record = policy_->take_coldest(klass);
+    if (record == kNoBlock) return false;
+    if (private_[record].pins_or_next > 0) {  // comes back with its last unpin
+      private_[record].parked = true;
+      continue;
+    }
+    retire(record, Leave::evicted, now);
+    return true;
+  }
+}
+
+std::optional<ClassId> Store::coldest_class(ClassId except) const {
+  std::optional<ClassId> found;
+  double coldest = 0;
+  for (ClassId id = 0; id < slabs_.class_count(); ++id) {
+    if (id == except) continue;
+    const auto temperature = policy_->coldest(id);
+    if (!temperature || (found && *temperature >= coldest)) continue;
+    found = id;
+    coldest = *temperature;
+  }
+  return found;
+}
+
+bool Store::evict_one(Seconds now) {
+  while (const auto klass = coldest_class(kClassesMax))
+    if (evict_from(*klass, now)) return true;
+  return false;
+}
+
+// A class that is short takes a slab from the class that holds the coldest blocks, if a slab's
+// worth of them is colder than anything the class could evict itself.
+bool Store::steal_slab(ClassId klass, Seconds now) {
+  if (steal_later_[klass] > 0) {
+    --steal_later_[klass];
+    return false;
+  }
+  const auto donor = coldest_class(klass);
+  if (!donor) return false;
+  const auto own = policy_->coldest(klass);
+  const std::uint32_t slots = slabs_.slab_slots(*donor);
+  if (own && !colder_than(*donor, slots, *own)) {
+    steal_later_[klass] = slots;  // asking costs O(slots): not at every put
+    return false;
+  }
+  const std::uint32_t units = slabs_.slab_units(klass);
+  std::uint32_t freed = 0;
+  while (freed < units) {
+    if (!free_slab(*donor, now)) break;
+    freed += slabs_.slab_units(*donor);
+  }
+  if (freed > 0) ++counters_.slabs_moved;
+  // Whatever was freed stays free for add_slab(); too little of it and the class evicts its own.
+  return freed >= units;
+}
+
+bool Store::colder_than(ClassId donor, std::uint32_t count, double bound) {
+  std::vector<BlockId> taken;
+  bool colder = true;
+  while (taken.size() < count) {
+    const auto temperature = policy_->coldest(donor);
+    if (!temperature) break;
+    if (*temperature >= bound) {
+      colder = false;
+      break;
+    }
+    taken.push_back(policy_->take_coldest(donor));
+  }
+  for (const BlockId record : taken) {
+    if (private_[record].pins_or_next > 0)
+      private_[record].parked = true;
+    else
+      policy_->give_back(record);
+  }
+  return colder && !taken.empty();
+}
+
+// Evicts a slab's worth of the donor's coldest blocks, then gathers the holes into one slab.
+bool Store::free_slab(ClassId donor, Seconds now) {
+  const std::uint32_t before = slabs_.slabs_of(donor);
+  while (slabs_.slabs_of(donor) == before &&
+         slabs_.free_slots(donor) < slabs_.slab_slots(donor))
+    if (!evict_from(donor, now)) break;
+  if (slabs_.slabs_of(donor) < before) return true;
+  for (const SlabId slab : slabs_.emptiest(donor, kSlabsTried))
+    if (empty_slab(slab)) return true;
+  return false;
+}
+
+// Moves the blocks of a slab into other slabs of its class. The bytes are copied while the block
+// is readable at its old place; it is unreadable only while its record changes.
+bool Store::empty_slab(SlabId slab) {
+  const std::vector<std::uint32_t> owners = slabs_.owners(slab);
+  for (const BlockId record : owners)
+    if (private_[record].state != State::resident || private_[record].pins_or_next > 0)
+      return false;
+  const ClassId klass = slabs_.slab_class(slab);
+  slabs_.set_draining(slab, true);
+  for (const BlockId record : owners) {
+    const auto slot = slabs_.take(klass, record);
+    if (!slot) {
+      slabs_.set_draining(slab, false);
+      return false;
+    }
+    const IndexWriter::Fields fields = index_->fields(record);
+    fence_before_overwrite();
+    racy_fill(arena_->base() + slot->offset, arena_->base() + fields.offset, fields.bytes);
+    index_->move(record, slot->offset);
+    slabs_.give(slabs_.slot_at(fields.offset));
+    ++counters_.blocks_moved;
+  }
+  return true;
+}
+
+std::uint32_t Store::evict_ahead(double share, std::uint32_t at_most, Seconds now) {
+  std::uint32_t evicted = 0;
+  if (share <= 0) return 0;
+  const auto ahead = [&](std::uint64_t slots) {
+    return static_cast<std::uint64_t>(static_cast<double>(slots) * share);
+  };
+  if (blocks_limit_ != 0)
+    while (evicted < at_most &&
+           resident_ + pending_.size() + ahead(blocks_limit_) > blocks_limit_ && evict_one(now))
+      ++evicted;
+  for (ClassId id = 0; id < slabs_.class_count(); ++id) {
+    if (slabs_.units_in_slabs() + slabs_.slab_units(id) <= slabs_.limit()) continue;
+    const std::uint64_t wanted = ahead(slabs_.taken_slots(id) + slabs_.free_slots(id));
+    while (evicted < at_most && slabs_.free_slots(id) < wanted && evict_from(id, now)) ++evicted;
+  }
+  return evicted;
+}
+
+bool Store::sweep(std::uint32_t records, Seconds now) {
+  for (; records > 0 && dead_ > 0; --records) {
+    if (sweep_at_ >= records_used_) sweep_at_ = 0;
+    const BlockId record = sweep_at_++;
+    if (private_[record].state != State::resident) continue;
+    if (namespaces_.of(index_->fields(record).incarnation) == nullptr)
+      retire(record, Leave::removed, now);
+  }
+  return dead_ > 0;
+}
+
+void Store::set_limit(std::uint64_t bytes, std::uint64_t blocks_limit) {
+  std::vector<UnitRun> runs;
+  slabs_.set_limit(static_cast<std::uint32_t>(bytes / kUnitBytes), runs);
+  punch(runs);
+  blocks_limit_ = blocks_limit;
+  fit_ghosts();
+}
+
+bool Store::shrink_step(Seconds now) {
+  if (blocks_limit_ != 0 && resident_ > blocks_limit_) return evict_one(now);
+  if (slabs_.committed() <= slabs_.limit()) return false;
+  std::vector<UnitRun> runs;
+  slabs_.set_limit(slabs_.limit(), runs);
+  punch(runs);
+  if (slabs_.committed() <= slabs_.limit()) return false;
+  ClassId refused = kClassesMax;
+  for (std::uint32_t tries = 0; tries < slabs_.class_count(); ++tries) {
+    const auto donor = coldest_class(refused);
+    if (!donor) break;
+    if (free_slab(*donor, now)) return true;
+    refused = *donor;
+  }
+  return false;
+}
+
+void Store::trim() {
+  std::vector<UnitRun> runs;
+  slabs_.trim(0, runs);
+  punch(runs);
+}
+
+void Store::punch_strays() {
+  // A margin for pages that a slab's first writer has made and the books do not know yet.
+  if (arena_->committed_bytes() <= bytes_committed() + kUnitBytes) return;
+  punch(slabs_.empty_units());
+}
+
+void Store::punch(const std::vector<UnitRun>& runs) {
+  for (const UnitRun& run : runs)
+    arena_->punch(std::uint64_t{run.first} * kUnitBytes, std::uint64_t{run.count} * kUnitBytes);
+}
+
+}  // namespace kvpool

@@ -1,0 +1,101 @@
+// Coldest first: each use adds 1 to a block's heat, heat halves every tau (policy/heat_clock.h).
+//
+// Promises:  1. the victim is the coldest of its group without resident children; on equal
+// temperature
+//               the one whose last use is older, then the deeper one;
+//            2. an evicted block leaves its heat behind (policy/ghost_table.h); coming back it goes
+//            on
+//               from there. A removed block leaves nothing;
+//            3. a use costs O(1) for a block with resident children, O(log n) for the tail of a
+//            chain.
+//
+// rank = temperature in 2^-14 half-lives (44 bits), then the tick of the last use (20 bits). A
+// ghost keeps the same word.
+#include <cmath>
+
+#include "policy/ghost_table.h"
+#include "policy/heat_clock.h"
+#include "policy/ordered_policy.h"
+
+namespace kvpool {
+
+namespace {
+
+constexpr int kTickBits = 20;
+static_assert(kTickMask == (1u << kTickBits) - 1);
+constexpr double kStepsPerHalfLife = 1 << 14;
+constexpr double kColdGap = 20;  // a heat of 2^-20 changes no rank when 1 is added to it
+
+std::uint64_t packed(double temperature, std::uint32_t tick) {
+  return static_cast<std::uint64_t>(temperature * kStepsPerHalfLife + 0.5) << kTickBits | tick;
+}
+double temperature_of(std::uint64_t rank) {
+  return static_cast<double>(rank >> kTickBits) / kStepsPerHalfLife;
+}
+std::uint32_t tick_of(std::uint64_t rank) { return static_cast<std::uint32_t>(rank) & kTickMask; }
+
+class Temperature final : public OrderedPolicy {
+ public:
+  explicit Temperature(const PolicyOptions& options)
+      : OrderedPolicy(options), clock_(options.tau_s), ghosts_(options.ghosts_max) {}
+
+  void insert(BlockId id, Fingerprint fp, BlockId parent, Group group, Seconds now) override {
+    clock_.advance(now);
+    const std::optional<std::uint64_t> ghost = ghosts_.recall(fp);
+    ghost_hits_ += ghost.has_value();
+    order_.insert(id, parent, group, ghost ? used_again(*ghost) : used_first());
+  }
+
+  void touch(BlockId id, Seconds now) override {
+    clock_.advance(now);
+    order_.set_rank(id, used_again(order_.rank(id)));
+  }
+
+  void erase(BlockId id, Fingerprint fp, Leave why, Seconds now) override {
+    clock_.advance(now);
+    if (why == Leave::evicted) ghosts_.remember(fp, order_.rank(id));
+    order_.erase(id);
+  }
+
+  double temperature(BlockId id) const override { return temperature_of(order_.rank(id)); }
+
+  void set_ghosts_max(std::uint64_t ghosts_max) override { ghosts_.set_max(ghosts_max); }
+
+  PolicyStats stats() const override {
+    PolicyStats stats = OrderedPolicy::stats();
+    stats.ghosts = ghosts_.size();
+    stats.ghost_hits = ghost_hits_;
+    stats.ghost_bytes = ghosts_.bytes();
+    stats.bytes += stats.ghost_bytes;
+    stats.tau_s = clock_.tau_s();
+    return stats;
+  }
+
+  void check_invariants() const override {
+    order_.check_invariants();
+    ghosts_.check_invariants();
+  }
+
+ private:
+  std::uint64_t used_first() const { return packed(clock_.half_lives(), clock_.tick()); }
+
+  std::uint64_t used_again(std::uint64_t rank) {
+    clock_.saw_reuse(tick_of(rank));
+    // log2 of what is left of its heat; 2^that + 1 is the heat with this use.
+    const double left = temperature_of(rank) - clock_.half_lives();
+    const double added = left < -kColdGap ? 0 : std::log2(1 + std::exp2(left));
+    return packed(clock_.half_lives() + added, clock_.tick());
+  }
+
+  HeatClock clock_;
+  GhostTable ghosts_;
+  std::uint64_t ghost_hits_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Policy> make_temperature(const PolicyOptions& options) {
+  return std::make_unique<Temperature>(options);
+}
+
+}  // namespace kvpool

@@ -1,0 +1,1 @@
+"""Measurements that `kvpool bench` prints, each beside its floor from the same run."""

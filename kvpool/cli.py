@@ -1,0 +1,191 @@
+"""The `kvpool` command: parses, calls, prints. Exit status 0 well, 1 failed, 2 asked wrongly.
+
+Modules that do the work are imported by the command that needs them, so that `--help` is quick.
+Results go to stdout; progress, bad lines and errors go to stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console, RenderableType
+
+from kvpool.replay import arguments
+
+if TYPE_CHECKING:
+    from kvpool.replay.score import Score
+    from kvpool.replay.trace import Trace
+
+PIPE_WIDTH = 120  # columns of a table that does not go to a terminal
+
+app = typer.Typer(
+    help="A KVCache pool for LLM inference.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Seed = Annotated[int, typer.Option(min=0, help="The same seed gives the same workload.")]
+
+
+def main() -> None:
+    """Entry point of the `kvpool` script."""
+    app(prog_name="kvpool")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"kvpool {version('kvpool')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(cls=arguments.ReplayCommand)
+@arguments.taking(arguments.ReplayArguments)
+def replay(asked: arguments.ReplayArguments) -> None:
+    """Replay a request trace: policies side by side, or every byte through a pool.
+
+    Without --json, LRU and Belady (which knows the future) are shown for reference.
+    """
+    from kvpool.replay import progress, report, run
+
+    if asked.plot is not None:
+        _check_plot(asked.plot)
+    plan, name = asked.plan(), str(asked.path)
+    references = () if asked.as_json else report.REFERENCES
+    scores = []
+    with _told_plainly(), progress.watching() as watch:
+        for score in run.replay(plan, watch, references=references):
+            scores.append(score)
+            if asked.as_json:
+                print(report.json_line(name, score), flush=True)
+    _tell_problems(plan.trace)
+    if not asked.as_json:
+        _print(*report.tables(name, scores, block_bytes=plan.block_bytes))
+    if asked.plot is not None:
+        _draw(asked.plot, name, scores)
+    _fail_on_mismatches(scores)
+
+
+@app.command()
+def workload(
+    seed: Seed = 1,
+    requests: Annotated[int, typer.Option(min=1, help="How many lines.")] = 6000,
+) -> None:
+    """Write a made-up, chat-like request trace to stdout, in the Mooncake format."""
+    from kvpool.replay.trace import write_line
+    from kvpool.replay.workload import WorkloadOptions, generate
+
+    for request in generate(WorkloadOptions(seed=seed, requests=requests)):
+        sys.stdout.buffer.write(write_line(request))
+
+
+@app.command()
+def demo(seed: Seed = 1, as_json: arguments.AsJson = False) -> None:
+    """Run a made-up workload through an embedded pool, every byte compared; about 20 s."""
+    from kvpool.replay import demo, progress
+    from kvpool.replay.workload import WorkloadOptions
+
+    workload = WorkloadOptions(seed=seed)
+    scores = []
+    with _told_plainly(), progress.watching() as watch:
+        for score in demo.demo(workload, watch):
+            scores.append(score)
+            if as_json:
+                print(demo.json_line(workload, score), flush=True)
+    if not as_json:
+        _print(*demo.summary(workload, scores))
+    _fail_on_mismatches(scores)
+
+
+# --- what commands share -------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _told_plainly() -> Iterator[None]:
+    """Failures that a user can act on become one line and exit status 1; our bugs stay loud."""
+    import kvpool
+    from kvpool.replay.run import ReplayError
+    from kvpool.replay.trace import TraceError
+
+    try:
+        yield
+    except (TraceError, ReplayError, kvpool.KvpoolError) as error:
+        _tell(f"error: {error}")
+        raise typer.Exit(1) from None
+
+
+def _tell(line: str) -> None:
+    print(f"kvpool: {line}", file=sys.stderr)
+
+
+def _print(*parts: RenderableType) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=PIPE_WIDTH)
+    for part in parts:
+        console.print(part)
+
+
+def _tell_problems(trace: Trace) -> None:
+    for problem in trace.problems:
+        _tell(f"{trace.path}, {problem}")
+    unnamed = trace.skipped - len(trace.problems)
+    if unnamed:
+        _tell(f"{trace.path}: and {unnamed:,} more bad lines")
+    if trace.skipped:
+        _tell(f"{trace.skipped:,} bad lines skipped, {trace.requests:,} requests replayed")
+    if trace.clamped:
+        _tell(f"{trace.clamped:,} requests lie before an earlier one; replayed at its time")
+
+
+def _check_plot(path: str) -> None:
+    from kvpool.replay import report
+
+    try:
+        report.check_plot(path)
+    except ImportError:
+        _tell("error: --plot needs matplotlib; install it with: pip install 'kvpool[plot]'")
+        raise typer.Exit(1) from None
+    except ValueError as error:
+        raise typer.BadParameter(f"cannot draw {path}: {error}", param_hint="--plot") from None
+
+
+def _draw(path: str, title: str, scores: list[Score]) -> None:
+    from kvpool.replay import report
+
+    try:
+        report.plot(path, title, scores)
+    except (OSError, ValueError) as error:
+        _tell(f"error: cannot draw {path}: {error}")
+        raise typer.Exit(1) from None
+
+
+def _fail_on_mismatches(scores: list[Score]) -> None:
+    wrong = [score for score in scores if score.copied and score.copied.mismatches]
+    for score in wrong:
+        assert score.copied is not None
+        _tell(
+            f"error: {score.copied.mismatches:,} wrong blocks under {score.policy} at"
+            f" {score.capacity_blocks:,}; the first: {score.copied.first_mismatch}"
+        )
+    if wrong:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    main()

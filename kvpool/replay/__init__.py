@@ -1,0 +1,1 @@
+"""Replays of request traces: policies side by side, and real bytes through a pool."""

@@ -1,0 +1,183 @@
+"""The arguments of `kvpool replay`, and what its parser does not know by itself.
+
+The only part of replay/ that knows of the command line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import typer
+from typer.core import TyperCommand
+
+from kvpool.config import parse_size
+from kvpool.replay.payload import WORD_BYTES
+from kvpool.replay.run import Plan
+from kvpool.replay.score import POLICIES
+from kvpool.replay.trace import Trace
+
+ALL = "all"
+CAPACITIES_BLOCKS = (1000, 10_000, 50_000)
+CAPACITY_BLOCKS_WITH_BYTES = 5000  # 50,000 blocks would be gigabytes of memory
+_NAMES = (*POLICIES, ALL)
+
+Arguments = TypeVar("Arguments")
+
+
+def block_bytes(text: str) -> int:
+    """A block size that payload can fill; a usage error says what is wrong with it."""
+    try:
+        size = parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    if size == 0 or size % WORD_BYTES:
+        raise typer.BadParameter(f"{text} is not a positive multiple of {WORD_BYTES} bytes")
+    return size
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayArguments:
+    """What `kvpool replay` was asked, as it was asked."""
+
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="TRACE.jsonl",
+            help="Requests in the Mooncake format.",
+            exists=True,
+            dir_okay=False,
+            readable=True,
+        ),
+    ]
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME ...", help=f"{', '.join(_NAMES)} (default: temperature)."),
+    ] = None
+    capacity_blocks: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="N ...",
+            min=1,
+            max=2**30,
+            help=f"Default: {' '.join(map(str, CAPACITIES_BLOCKS))};"
+            f" with --bytes {CAPACITY_BLOCKS_WITH_BYTES}.",
+        ),
+    ] = None
+    block_bytes: Annotated[
+        int, typer.Option(parser=block_bytes, metavar="SIZE", help="Payload of a block.")
+    ] = "64KiB"  # type: ignore[assignment]  # the parser turns it into bytes
+    with_bytes: Annotated[
+        bool, typer.Option("--bytes", help="Move every block through a pool, compare every hit.")
+    ] = False
+    threads: Annotated[int, typer.Option(min=1, max=64, help="With --bytes.")] = 1
+    tau: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", min=0.001, help="Half-life of heat (default: follows the trace)."
+        ),
+    ] = None
+    as_json: AsJson = False
+    plot: Annotated[
+        str | None, typer.Option(metavar="FILE.png", help="Draw hit rate against capacity.")
+    ] = None
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse a trace with bad lines.")] = False
+
+    def plan(self) -> Plan:
+        """What to do; raises a usage error for arguments that do not go together."""
+        if self.threads > 1 and not self.with_bytes:
+            raise typer.BadParameter("needs --bytes", param_hint="--threads")
+        usual = (CAPACITY_BLOCKS_WITH_BYTES,) if self.with_bytes else CAPACITIES_BLOCKS
+        return Plan(
+            trace=Trace(self.path, strict=self.strict),
+            policies=_policies(self.policy or ["temperature"]),
+            capacities_blocks=tuple(dict.fromkeys(self.capacity_blocks or usual)),
+            tau_s=self.tau or 0.0,
+            block_bytes=self.block_bytes if self.with_bytes else None,
+            threads=self.threads,
+        )
+
+
+def _policies(names: Sequence[str]) -> tuple[str, ...]:
+    """The policies named, each once; `all` is every one. A usage error suggests the nearest."""
+    for name in names:
+        if name not in _NAMES:
+            close = difflib.get_close_matches(name, _NAMES, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else "choose from " + ", ".join(_NAMES)
+            raise typer.BadParameter(f"there is no policy {name!r}; {hint}", param_hint="--policy")
+    return POLICIES if ALL in names else tuple(dict.fromkeys(names))
+
+
+def taking(arguments: type[Arguments]) -> Callable[[Callable[[Arguments], None]], Any]:
+    """Decorates a command of one parameter: its options are the fields of a dataclass.
+
+    The parser reads a command's options from its signature, so it is shown one that has them.
+    """
+
+    def decorate(command: Callable[[Arguments], None]) -> Callable[..., None]:
+        def call(**values: Any) -> None:
+            command(arguments(**values))
+
+        hints = get_type_hints(arguments, include_extras=True)
+        parameters = inspect.signature(arguments).parameters.values()
+        shown = [parameter.replace(annotation=hints[parameter.name]) for parameter in parameters]
+        call.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+        call.__annotations__ = hints
+        call.__name__, call.__doc__ = command.__name__, command.__doc__
+        return call
+
+    return decorate
+
+
+# --- flags that take several values --------------------------------------------------------------
+
+
+class ReplayCommand(TyperCommand):
+    """A command whose --policy and --capacity-blocks take one value or several."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        takes = {"--policy": _is_policy_like, "--capacity-blocks": _is_count}
+        return super().parse_args(ctx, spread_values(args, takes))
+
+
+def spread_values(args: Sequence[str], takes: Mapping[str, Callable[[str], bool]]) -> list[str]:
+    """`--n 1 2 3` and `--n=1 2 3` as `--n 1 --n 2 --n 3`, which is what the parser knows.
+
+    A flag's first value is its own whatever it looks like; further ones are taken while
+    `takes[flag](value)` holds. Nothing after `--` is touched.
+    """
+    spread: list[str] = []
+    flag = None  # the flag whose further values may follow
+    first_is_due = False
+    for at, arg in enumerate(args):
+        if arg == "--" and not first_is_due:
+            return [*spread, *args[at:]]
+        if first_is_due:
+            first_is_due = False
+        elif flag is not None and takes[flag](arg):
+            spread.append(flag)
+        else:
+            name, equals, _ = arg.partition("=")
+            flag = name if name in takes else None
+            first_is_due = flag is not None and not equals
+        spread.append(arg)
+    return spread
+
+
+def _is_count(arg: str) -> bool:
+    return re.fullmatch(r"[0-9][0-9_]*", arg) is not None
+
+
+def _is_policy_like(arg: str) -> bool:
+    """A policy, or a plain word that names no file: then a misspelt policy, not the trace."""
+    is_word = re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", arg) is not None
+    return arg in _NAMES or (is_word and not os.path.exists(arg))
