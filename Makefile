@@ -9,11 +9,12 @@ SHELL := bash
 .SUFFIXES:
 MAKEFLAGS += --no-print-directory
 
-python := .venv/bin/python
-cores  := $(shell nproc)
-cpp     = $(shell find csrc tests/core -name '*.h' -o -name '*.cc')
+python   = .venv/bin/python
+kvpool   = .venv/bin/kvpool
+cores   := $(shell nproc)
+cpp      = $(shell find csrc tests/core -name '*.h' -o -name '*.inl' -o -name '*.cc')
 examples = $(wildcard examples/*.py)
-stub   := kvpool/_core.pyi
+stub     = kvpool/_core.pyi
 
 .PHONY: help
 help:  ## this list
@@ -25,7 +26,7 @@ setup:  ## install what is missing, build the extension: then .venv/bin/kvpool w
 
 .PHONY: demo
 demo: setup  ## a generated workload through an embedded pool, with every byte verified
-	@$(python) -m kvpool.cli demo $(ARGS)
+	@$(kvpool) demo $(ARGS)
 
 .PHONY: test
 test: setup core-tests  ## every test: Python, and C++ as shipped, under ASan+UBSan and under TSan
@@ -36,7 +37,7 @@ check: check-format check-lint check-types check-stub check-tidy  ## formats, li
 
 .PHONY: bench
 bench: setup  ## speed beside memcpy in the same run, for every part
-	@$(python) -m kvpool.cli bench $(or $(ARGS),all)
+	@$(kvpool) bench $(or $(ARGS),all)
 
 .PHONY: format
 format: setup  ## rewrite the sources in the house format
@@ -71,12 +72,16 @@ core-tests: setup
 
 .PHONY: check-format check-lint check-types check-stub check-tidy
 check-format: setup
+	@echo 'check: format of Python and C++'
 	@.venv/bin/ruff format --check -q . && .venv/bin/clang-format --dry-run -Werror $(cpp)
 check-lint: setup
+	@echo 'check: lint'
 	@.venv/bin/ruff check -q .
 check-types: setup
+	@echo 'check: types'
 	@$(python) -m mypy --no-error-summary kvpool $(examples)
 check-tidy: setup
+	@echo 'check: tidy'
 	@$(python) -m pytest -q tests/tidy
 
 # $(call write_stub,FILE): the types of the extension, in the house format.
@@ -84,5 +89,6 @@ define write_stub
 @$(python) -m nanobind.stubgen -q -m kvpool._core -o $(1) && .venv/bin/ruff format -q $(1)
 endef
 check-stub: setup
+	@echo 'check: $(stub) is what the extension says'
 	$(call write_stub,build/_core.pyi)
 	@diff -u $(stub) build/_core.pyi || { echo '$(stub) is stale: run make stubs'; exit 1; }

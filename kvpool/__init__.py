@@ -1,1 +1,53 @@
-"""kvpool."""
+"""kvpool: a KVCache pool for LLM inference. Blocks are put and got by prefix hash.
+
+    pool = kvpool.open(dram="4GiB")
+    ns = pool.namespace(kvpool.Manifest(model="llama-3-8b", layers=32, kv_heads=8, head_dim=128))
+    keys = ns.keys(token_ids)
+    ns.put(keys, data)
+    n = ns.get_into(keys, out)
+
+The names below are the public API; modules and other names may change.
+"""
+
+from kvpool._core import Layers, ManualClock, Region
+from kvpool.config import parse_size
+from kvpool.errors import (
+    BadArgument,
+    BadType,
+    ForkedProcess,
+    KvpoolError,
+    ManifestMismatch,
+    NoResource,
+    PoolClosed,
+)
+from kvpool.manifest import Manifest
+from kvpool.pool import Namespace, Pool, Slot, View, open  # noqa: A004
+from kvpool.types import Hit, Keys, Put, PutResult, Reason, Tier
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BadArgument",
+    "BadType",
+    "ForkedProcess",
+    "Hit",
+    "Keys",
+    "KvpoolError",
+    "Layers",
+    "Manifest",
+    "ManifestMismatch",
+    "ManualClock",
+    "Namespace",
+    "NoResource",
+    "Pool",
+    "PoolClosed",
+    "Put",
+    "PutResult",
+    "Reason",
+    "Region",
+    "Slot",
+    "Tier",
+    "View",
+    "open",
+    "parse_size",
+]

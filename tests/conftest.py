@@ -6,6 +6,7 @@ one runs others. It is printed at the top and again below a failure, drives hypo
 """
 
 import os
+import shutil
 import subprocess
 import zlib
 from pathlib import Path
@@ -22,9 +23,10 @@ def seed_of_run() -> int:
     given = os.environ.get("KVPOOL_SEED")
     if given:
         return int(given)
-    head = subprocess.run(
-        ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    )
+    if shutil.which("git") is None:
+        return SEED_WITHOUT_GIT
+    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    head = subprocess.run(command, capture_output=True, text=True, check=False)
     return int(head.stdout[:8], 16) if head.returncode == 0 else SEED_WITHOUT_GIT
 
 
@@ -50,7 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header() -> str:
-    return f"kvpool: KVPOOL_SEED={os.environ['KVPOOL_SEED']}"
+    profile = hypothesis.settings.get_current_profile_name()
+    return f"kvpool: KVPOOL_SEED={os.environ['KVPOOL_SEED']}, hypothesis profile {profile}"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -34,6 +34,7 @@ CANARY_REPORTS = [
     ("asan", "overflows", "runtime error: signed integer overflow"),
     ("tsan", "races", "ThreadSanitizer: data race"),
 ]
+FRAME = re.compile(r"\[doctest\]|=+$|$")  # what doctest prints around its findings
 SUMMARY = re.compile(
     r"test cases: *(?P<cases>\d+) \| *(?P<passed>\d+) passed.*\n.*assertions: *(?P<asserted>\d+) "
 )
@@ -94,7 +95,8 @@ def run_case(build: Build, name: str) -> str:
     )
     summary = SUMMARY.search(done.stdout)
     if done.returncode != 0 or summary is None:
-        return f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
+        report = [line for line in done.stdout.splitlines() if not FRAME.match(line)]
+        return "\n".join([f"exit status {done.returncode}", *report, done.stderr])
     if int(summary["cases"]) != 1:
         return f"the name selects {summary['cases']} cases: make it plain and unique"
     if int(summary["asserted"]) == 0:

@@ -32,16 +32,24 @@ def dead_files(tree: Tree) -> Iterator[str]:
 
 
 def orphaned_core_tests(tree: Tree) -> Iterator[str]:
-    """tests/core/test_<name>.cc is about csrc/<folder>/<name>.h or .cc."""
+    """tests/core/test_<folder>_<topic>.cc includes that folder; test_<source>.cc has its source."""
     sources = {PurePosixPath(path).stem for path, _ in tree.select(*CPP, under="csrc/")}
-    for path, _ in tree.select(*CPP, under="tests/core/"):
-        stem = PurePosixPath(path).stem
+    tests = list(tree.select(*CPP, under="tests/core/"))
+    included = {PurePosixPath(target).name for _, text in tests for target in INCLUDE.findall(text)}
+    for path, text in tests:
+        file = PurePosixPath(path)
+        name = file.stem.removeprefix("test_")
         if path in NOT_MIRRORS:
             continue
-        if not stem.startswith("test_"):
-            yield f"{path}: not named test_<source>.cc"
-        elif stem.removeprefix("test_") not in sources:
-            yield f"{path}: no source in csrc/ is named {stem.removeprefix('test_')}"
+        if file.suffix != ".cc":
+            if file.name not in included:
+                yield f"{path}: included by nothing"
+        elif not file.name.startswith("test_"):
+            yield f"{path}: not named test_<folder>_<topic>.cc"
+        elif name not in sources and f"{name.split('_')[0]}/" not in "\n".join(
+            INCLUDE.findall(text)
+        ):
+            yield f"{path}: includes nothing of what it is named after"
 
 
 def versions(tree: Tree) -> dict[str, str]:
@@ -87,19 +95,23 @@ def test_dead_file_is_found(tree_of: Callable[[dict[str, str]], Tree]) -> None:
     ]
 
 
-def test_test_without_source_is_found(tree_of: Callable[[dict[str, str]], Tree]) -> None:
+def test_orphaned_core_test_is_found(tree_of: Callable[[dict[str, str]], Tree]) -> None:
     tree = tree_of(
         {
-            "csrc/base/heat.h": "",
-            "tests/core/test_heat.cc": "",
+            "csrc/policy/heat.h": "",
             "tests/core/main.cc": "",
-            "tests/core/test_gone.cc": "",
-            "tests/core/other.cc": "",
+            "tests/core/test_heat.cc": "",
+            "tests/core/test_policy_ghosts.cc": '#include "policy/heat.h"\n#include "shared.h"\n',
+            "tests/core/test_policy_gone.cc": '#include "shared.h"\n',
+            "tests/core/other.cc": '#include "policy/heat.h"\n',
+            "tests/core/shared.h": "",
+            "tests/core/unused.h": "",
         }
     )
     assert list(orphaned_core_tests(tree)) == [
-        "tests/core/other.cc: not named test_<source>.cc",
-        "tests/core/test_gone.cc: no source in csrc/ is named gone",
+        "tests/core/other.cc: not named test_<folder>_<topic>.cc",
+        "tests/core/test_policy_gone.cc: includes nothing of what it is named after",
+        "tests/core/unused.h: included by nothing",
     ]
 
 

@@ -1,0 +1,50 @@
+"""What kvpool raises. A miss is a value and never an error.
+
+KvpoolError
+|- BadArgument (ValueError)     the caller's mistake: the message has the value and the limit
+|  |- BadType (TypeError)       a value of the wrong type
+|  `- ManifestMismatch          a namespace of that name exists and differs: says in which fields
+|- PoolClosed                   the pool was closed
+|  `- ForkedProcess             the pool belongs to the parent of this process
+`- NoResource (OSError)         the machine refused memory, a descriptor or a mapping
+"""
+
+
+class KvpoolError(Exception):
+    """Root of everything kvpool raises."""
+
+
+class BadArgument(KvpoolError, ValueError):
+    """A value that cannot be meant; the message has the value and the limit."""
+
+
+class BadType(BadArgument, TypeError):
+    """A value of the wrong type."""
+
+
+class ManifestMismatch(BadArgument):
+    """A namespace of that name exists with another manifest.
+
+    `differing` maps each field that differs to (stored value, given value).
+    """
+
+    def __init__(self, name: str, differing: dict[str, tuple[object, object]]) -> None:
+        fields = "; ".join(
+            f"{field}: stored {stored!r}, given {given!r}"
+            for field, (stored, given) in differing.items()
+        )
+        super().__init__(f"namespace {name!r} exists with another manifest ({fields})")
+        self.name = name
+        self.differing = differing
+
+
+class PoolClosed(KvpoolError):
+    """The pool was closed; open another one."""
+
+
+class ForkedProcess(PoolClosed):
+    """The pool was opened by the parent process; a forked child cannot use it."""
+
+
+class NoResource(KvpoolError, OSError):
+    """The machine refused memory, a descriptor or a mapping."""

@@ -1,0 +1,472 @@
+"""The embedded pool: open, namespaces, and what an engine does with blocks.
+
+A Pool owns memory, index and policy in this process; a Namespace is one kind of KV in it. All
+methods are thread-safe and release the GIL while they copy; none can be used after fork.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import secrets
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from kvpool import _core
+from kvpool.config import parse_size
+from kvpool.errors import BadArgument, BadType, ManifestMismatch, PoolClosed
+from kvpool.keys import fold_keys, prefix_keys
+from kvpool.layers import plan_layers
+from kvpool.manifest import Manifest
+from kvpool.types import Hit, Keys, Put, PutResult, Reason
+
+Result = TypeVar("Result")
+AnyKeys = Any  # packed keys (a buffer of n * 16 bytes) or a sequence of 16-byte keys
+AnyData = Any  # a buffer, a list of buffers, a torch CPU tensor, or a Region
+
+POLICIES = ("temperature", "lru", "lfu", "fifo", "s3fifo")
+DRAM_BYTES_MIN = 2 << 20
+DRAM_BYTES_MAX = 1 << 44
+BLOCKS_MAX = 1 << 30
+PUT_TIMEOUT_S = 5.0
+RESIZE_TIMEOUT_S = 10.0
+ASYNC_THREADS = 2
+
+_open_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+def open(  # noqa: A001  (kvpool.open is the name users expect)
+    dram: str | int,
+    *,
+    dram_max: str | int | None = None,
+    policy: str = "temperature",
+    tau_s: float | None = None,
+    max_blocks: int | None = None,
+    prefault: str = "ahead",
+    evict_ahead: float = 1 / 128,
+    huge_pages: bool = True,
+    clock: _core.ManualClock | None = None,
+) -> Pool:
+    """Open a pool in this process.
+
+    dram: payload memory, such as "4GiB" (rounded up to 2 MiB). Addresses are reserved, pages come
+    on demand. dram_max: the most resize() may ask for (default: four times dram).
+    policy: who is evicted; `temperature`, or lru, lfu, fifo, s3fifo for comparison. tau_s: half-life
+    of heat in seconds; by default it follows the workload. max_blocks: limit of resident blocks.
+    prefault: `ahead` keeps 32 MiB of free memory ready, `all` makes all of it in the background,
+    `off` none. evict_ahead: share of the slots that a background thread keeps free when the pool
+    is full. huge_pages: use them where the kernel gives them quickly.
+    clock: a ManualClock, for replay. Raises BadArgument, NoResource.
+    """
+    dram_bytes = _size("dram", dram)
+    most = min(4 * dram_bytes, DRAM_BYTES_MAX) if dram_max is None else _size("dram_max", dram_max)
+    if most < dram_bytes:
+        raise BadArgument(f"dram_max is {most} bytes, less than dram ({dram_bytes})")
+    if policy not in POLICIES:
+        raise BadArgument(f"policy is {policy!r}; it can be {', '.join(POLICIES)}")
+    if not isinstance(evict_ahead, (int, float)) or not 0 <= evict_ahead <= 0.5:
+        raise BadArgument(f"evict_ahead is {evict_ahead!r}; it must be 0..0.5")
+    if tau_s is not None and not (isinstance(tau_s, (int, float)) and 0.001 <= tau_s <= 1e9):
+        raise BadArgument(f"tau_s is {tau_s!r}; it must be 0.001..1e9 seconds, or None")
+    return Pool(
+        _core.Node.open(
+            dram=dram_bytes,
+            dram_max=most,
+            max_blocks=_max_blocks(max_blocks),
+            policy=policy,
+            tau_s=0.0 if tau_s is None else float(tau_s),
+            prefault=_text("prefault", prefault),
+            evict_ahead=float(evict_ahead),
+            huge_pages=bool(huge_pages),
+            salt=secrets.randbits(64),
+            clock=clock,
+        )
+    )
+
+
+class Pool:
+    """A pool in this process. Use it as a context manager, or call close().
+
+    Blocks that somebody views stay readable after close(); everything else raises PoolClosed.
+    """
+
+    def __init__(self, node: _core.Node) -> None:
+        """For kvpool.open()."""
+        self._node = node
+        self._lock = threading.Lock()  # guards _named and _executor
+        self._named: dict[str, Manifest] = {}
+        self._executor: ThreadPoolExecutor | None = None
+        _open_pools.add(self)
+
+    def namespace(self, manifest: Manifest) -> Namespace:
+        """The namespace that this manifest defines, made at its first use.
+
+        Raises ManifestMismatch when a namespace of the same (non-empty) name exists with another
+        manifest, naming the fields. O(1).
+        """
+        if not isinstance(manifest, Manifest):
+            raise BadType(f"manifest is {type(manifest).__name__}; it must be kvpool.Manifest")
+        with self._lock:
+            known = self._named.get(manifest.name) if manifest.name else None
+            if known is not None and known != manifest:
+                raise ManifestMismatch(manifest.name, known.differing(manifest))
+            space = Namespace(self, manifest)
+            if manifest.name:
+                self._named[manifest.name] = manifest
+        return space
+
+    def register(self, memory: AnyData) -> _core.Region:
+        """Register one tensor or buffer; later calls name places in it by byte offset.
+
+        Saves the cost of looking at the object in every call. The region keeps it alive.
+        """
+        return _core.Region(memory)
+
+    def resize(
+        self,
+        dram: str | int | None = None,
+        *,
+        max_blocks: int | None = None,
+        timeout: float = RESIZE_TIMEOUT_S,
+    ) -> int:
+        """Change the limits while the pool is in use; returns the memory committed now, in bytes.
+
+        Growing is at once. Shrinking evicts the coldest blocks, gathers the others and gives the
+        memory back to the system; what is pinned stays, and the pool goes on in the background
+        after `timeout` seconds. The arena's base address never changes. None leaves a limit as it
+        is; max_blocks=0 lifts that limit.
+        """
+        stats = self._node.stats()
+        dram_bytes = stats["bytes_limit"] if dram is None else _size("dram", dram)
+        blocks = stats["blocks_limit"] if max_blocks is None else _max_blocks(max_blocks)
+        return self._node.resize(dram_bytes, blocks, timeout)
+
+    def trim(self) -> None:
+        """Give memory that holds no block back to the system now."""
+        self._node.trim()
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since open() and levels now; names have units (docs/limits.md). Takes the lock."""
+        return self._node.stats()
+
+    def check(self) -> None:
+        """Abort the process if the pool's books do not add up (free + held = total). For tests."""
+        self._node.check()
+
+    @property
+    def closed(self) -> bool:
+        """True after close()."""
+        return self._node.is_closed
+
+    def close(self) -> None:
+        """End the pool: idempotent, waits for calls under way, at most for their own time-outs."""
+        with self._lock:
+            executor, self._executor = self._executor, None
+        if self._node.is_forked:
+            return
+        self._node.close()
+        if executor is not None:
+            executor.shutdown(wait=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def _in_thread(self, call: Callable[[], Result]) -> Result:
+        with self._lock:
+            if self._node.is_closed:
+                raise PoolClosed("the pool is closed")
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(ASYNC_THREADS, "kvpool")
+            executor = self._executor
+        return await asyncio.get_running_loop().run_in_executor(executor, call)
+
+
+class Namespace(_core.Space):
+    """One kind of KV in a pool. `keys` arguments are in chain order: each block after its parent.
+
+    Keys are what keys() gives (packed, dtype V16), any buffer of n * 16 bytes, or a list of n
+    16-byte keys. Every block has manifest.block_bytes bytes.
+    """
+
+    def __init__(self, pool: Pool, manifest: Manifest) -> None:
+        """For Pool.namespace()."""
+        assert manifest.block_bytes is not None  # computed by the manifest
+        super().__init__(pool._node, manifest.namespace_id, manifest.block_bytes)
+        self.pool = pool
+        self.manifest = manifest
+        self.id = manifest.namespace_id
+
+    def keys(
+        self,
+        token_ids: Sequence[int] | np.ndarray[Any, Any],
+        *,
+        extra: bytes = b"",
+        after: bytes | None = None,
+    ) -> Keys:
+        """Keys of the whole blocks of `token_ids`; see kvpool.keys.prefix_keys.
+
+        after: the last key of the chain that these tokens continue.
+        """
+        manifest = self.manifest
+        return prefix_keys(
+            self.id if after is None else bytes(after),
+            token_ids,
+            manifest.block_tokens,
+            extra=extra,
+            algorithm=manifest.hash,
+        )
+
+    def fold(self, hashes: Sequence[bytes] | Any, hash_bytes: int | None = None) -> Keys:
+        """Keys from an engine's own chained block hashes; see kvpool.keys.fold_keys."""
+        return fold_keys(self.id, hashes, hash_bytes)
+
+    def lookup(self, keys: AnyKeys) -> Hit:
+        """How many leading blocks are present, and the tier of each. No side effect.
+
+        Pins nothing and heats nothing: a block may be evicted before a get, which then reports a
+        miss. Takes no lock; 256 keys take some 5 us.
+        """
+        tiers = np.zeros(_key_count(keys), np.uint8)
+        return Hit(self._lookup(keys, tiers), tiers)
+
+    def put(
+        self,
+        keys: AnyKeys,
+        data: AnyData,
+        stride: int | None = None,
+        *,
+        offsets: Any = None,
+        parent: bytes | None = None,
+        timeout: float = PUT_TIMEOUT_S,
+    ) -> PutResult:
+        """Store blocks; when this returns, every stored block is readable by everyone.
+
+        data: one buffer with block i at i * stride bytes (stride: block_bytes unless given), a
+        list of n buffers of block_bytes each, or a Region with one byte offset per key.
+        parent: key of the block before keys[0], when the chain does not start here.
+        A present key costs no copy. Another writer of the same key is waited for, `timeout`
+        seconds at most. The first block without room ends the call: the rest would be unreachable.
+        Raises BadArgument for wrong sizes, PoolClosed. Cost: one copy and a checksum per block.
+        """
+        return PutResult(self._put(keys, data, stride, offsets, parent, timeout))
+
+    def view(self, keys: AnyKeys) -> View:
+        """The leading blocks that are present, in place: read-only memoryviews, pinned meanwhile.
+
+        `with ns.view(keys) as blocks:` gives a list, shorter than keys where blocks are missing.
+        A block stays pinned until the with ends, or until the last numpy array (or other buffer)
+        made from its memoryview is gone, if that is later. No copy.
+        """
+        return View(self, keys)
+
+    def reserve(
+        self, key: bytes, *, parent: bytes | None = None, timeout: float = PUT_TIMEOUT_S
+    ) -> Slot:
+        """A slot of the pool to be filled in place: a put without a copy.
+
+        `with ns.reserve(key) as slot:` gives a Slot; write block_bytes into slot.buffer. Leaving
+        the with commits, an exception aborts. slot.buffer is None when the key is present or
+        there is no room (slot.status, slot.reason); nothing is to be done then.
+        """
+        code, reservation = self._reserve(key, parent, timeout)
+        return Slot(code, reservation)
+
+    def layers(self, kv_layers: Sequence[Any], dims: str | None = None) -> _core.Layers:
+        """Register an engine's paged KV tensors, to be given to save() and load() many times.
+
+        kv_layers: one tensor per layer, or one (K, V) pair of tensors per layer, numpy or torch
+        on the CPU, any strides. dims: the order of their dimensions, words of page, kv, token,
+        head, element; by default that of the manifest's layout: "page kv token head element" for
+        nhd, "page kv head token element" for hnd, "page token element" for mla; without kv for
+        pairs; opaque: pages first. Raises BadArgument for shapes that are not the manifest's.
+        """
+        return plan_layers(self.manifest, kv_layers, dims)
+
+    def save(
+        self,
+        kv_layers: Sequence[Any] | _core.Layers,
+        block_table: Any,
+        keys: AnyKeys,
+        *,
+        parent: bytes | None = None,
+        timeout: float = PUT_TIMEOUT_S,
+    ) -> PutResult:
+        """Store blocks straight from an engine's pages: put, gathered on the way.
+
+        block_table: page numbers in token order, (block_tokens / page_tokens) per key. Blocks
+        have one canonical order of bytes, whatever the strides and page size (docs/formats.md).
+        """
+        layers = self._as_layers(kv_layers)
+        return PutResult(self._save(layers, block_table, keys, parent, timeout))
+
+    def load(
+        self, kv_layers: Sequence[Any] | _core.Layers, block_table: Any, keys: AnyKeys
+    ) -> int:
+        """Deliver the leading blocks that are present into an engine's pages; returns how many.
+
+        The pages of the others hold nothing of value afterwards.
+        """
+        return self._load(self._as_layers(kv_layers), block_table, keys)
+
+    async def aget_into(
+        self, keys: AnyKeys, out: AnyData, stride: int | None = None, *, offsets: Any = None
+    ) -> int:
+        """get_into() on a thread of the pool's own: never blocks the event loop.
+
+        A cancelled call still finishes in its thread: leave `out` alone until the pool is closed.
+        """
+        return await self.pool._in_thread(
+            partial(self.get_into, keys, out, stride, offsets=offsets)
+        )
+
+    async def aput(
+        self,
+        keys: AnyKeys,
+        data: AnyData,
+        stride: int | None = None,
+        *,
+        offsets: Any = None,
+        parent: bytes | None = None,
+        timeout: float = PUT_TIMEOUT_S,
+    ) -> PutResult:
+        """put() on a thread of the pool's own: never blocks the event loop."""
+        return await self.pool._in_thread(
+            partial(self.put, keys, data, stride, offsets=offsets, parent=parent, timeout=timeout)
+        )
+
+    def _as_layers(self, kv_layers: Sequence[Any] | _core.Layers) -> _core.Layers:
+        return kv_layers if isinstance(kv_layers, _core.Layers) else self.layers(kv_layers)
+
+
+class View:
+    """Context manager of Namespace.view(): pins at enter, releases at exit."""
+
+    __slots__ = ("_blocks", "_keys", "_space")
+
+    def __init__(self, space: Namespace, keys: AnyKeys) -> None:
+        """For Namespace.view()."""
+        self._space = space
+        self._keys = keys
+        self._blocks: list[memoryview] = []
+
+    def __enter__(self) -> list[memoryview]:
+        self._blocks = self._space._view(self._keys)
+        return list(self._blocks)
+
+    def __exit__(self, *_: object) -> None:
+        for block in self._blocks:
+            try:
+                block.release()
+            except BufferError:  # an array was made from it: the pin ends with that array
+                continue
+        self._blocks = []
+
+
+class Slot:
+    """Context manager of Namespace.reserve()."""
+
+    __slots__ = ("_code", "_reservation", "buffer")
+
+    def __init__(self, code: int, reservation: _core.Reservation | None) -> None:
+        """For Namespace.reserve()."""
+        self._code = code
+        self._reservation = reservation
+        self.buffer = None if reservation is None else memoryview(reservation)
+
+    @property
+    def status(self) -> Put:
+        """STORED while there is a slot to fill and after it was committed."""
+        return Put(min(self._code, Put.NO_ROOM))
+
+    @property
+    def reason(self) -> Reason:
+        """Why there is no slot; NONE if there is one, or if the key is present."""
+        return Reason(self._code) if self._code > Put.PRESENT else Reason.NONE
+
+    def commit(self) -> Put:
+        """Make the block readable. Every array made from `buffer` must be gone by then."""
+        if self._reservation is not None:
+            self._release()
+            self._code = self._reservation.commit()
+            self._reservation = None
+        return self.status
+
+    def abort(self) -> None:
+        """Give the slot back; the key stays absent."""
+        if self._reservation is not None:
+            self._release()
+            self._reservation.abort()
+            self._reservation = None
+
+    def _release(self) -> None:
+        if self.buffer is not None:
+            try:
+                self.buffer.release()
+            except BufferError:
+                raise BadArgument(
+                    "an array made from slot.buffer is still in use: its owner could write into a "
+                    "block that others read; delete it first"
+                ) from None
+            self.buffer = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.commit()
+        else:
+            self.abort()
+
+
+def _key_count(keys: AnyKeys) -> int:
+    if isinstance(keys, (list, tuple)):
+        return len(keys)
+    try:
+        return memoryview(keys).nbytes // 16
+    except TypeError:
+        raise BadType(
+            f"keys are {type(keys).__name__}; they must be packed bytes or a list of keys"
+        ) from None
+
+
+def _size(name: str, value: str | int) -> int:
+    size = parse_size(value)
+    if not DRAM_BYTES_MIN <= size <= DRAM_BYTES_MAX:
+        raise BadArgument(f"{name} is {size} bytes; it must be {DRAM_BYTES_MIN}..{DRAM_BYTES_MAX}")
+    return size
+
+
+def _max_blocks(value: int | None) -> int:
+    if value is None:
+        return 0
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= BLOCKS_MAX:
+        raise BadArgument(f"max_blocks is {value!r}; it must be 0 (no limit)..{BLOCKS_MAX}")
+    return value
+
+
+def _text(name: str, value: str) -> str:
+    if not isinstance(value, str):
+        raise BadType(f"{name} is {type(value).__name__}; it must be str")
+    return value
+
+
+@atexit.register
+def _close_all() -> None:
+    for pool in list(_open_pools):
+        pool.close()

@@ -1,0 +1,113 @@
+"""Values that calls return. All frozen; none holds memory of the pool."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
+
+Keys = npt.NDArray[np.void]  # dtype V16: one 16-byte key per element, packed
+
+
+class Tier(enum.IntEnum):
+    """Where a block lies; 0 is nowhere."""
+
+    ABSENT = 0
+    DRAM = 1
+
+
+class Put(enum.IntEnum):
+    """What became of one block of a put."""
+
+    STORED = 0
+    PRESENT = 1
+    NO_ROOM = 2
+
+
+class Reason(enum.IntEnum):
+    """Why a block was not stored; NONE for one that was, or was there already."""
+
+    NONE = 0
+    POOL_PINNED = 2  # all that could make room is being read or written
+    INDEX_FULL = 3  # the index has no place for this key
+    CHAIN_BROKEN = 4  # a block before it in the same call was not stored
+    TIMED_OUT = 5  # another writer of this key did not finish in time
+    DROPPED = 6  # the namespace was dropped meanwhile
+    NO_MEMORY = 7  # the machine has no pages for it
+    FAILED = 8  # the pool was closed meanwhile, or a test injected a fault
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """Answer of a lookup: how many leading blocks are present, and the tier of each key asked."""
+
+    blocks: int
+    tiers: npt.NDArray[np.uint8]  # one Tier per key; 0 from the first miss on
+
+    def __bool__(self) -> bool:
+        return self.blocks > 0
+
+
+class PutResult(Sequence[Put]):
+    """One Put per key, in order; `reasons` tells why a block was not stored."""
+
+    __slots__ = ("_codes",)
+
+    def __init__(self, codes: bytes) -> None:
+        self._codes = codes
+
+    def __len__(self) -> int:
+        return len(self._codes)
+
+    @overload
+    def __getitem__(self, index: int) -> Put: ...
+    @overload
+    def __getitem__(self, index: slice) -> PutResult: ...
+    def __getitem__(self, index: int | slice) -> Put | PutResult:
+        if isinstance(index, slice):
+            return PutResult(self._codes[index])
+        return Put(min(self._codes[index], Put.NO_ROOM))
+
+    def __iter__(self) -> Iterator[Put]:
+        return (Put(min(code, Put.NO_ROOM)) for code in self._codes)
+
+    @property
+    def stored(self) -> int:
+        """Blocks that this call stored."""
+        return self._codes.count(Put.STORED)
+
+    @property
+    def present(self) -> int:
+        """Blocks that were there already; nothing was copied for them."""
+        return self._codes.count(Put.PRESENT)
+
+    @property
+    def no_room(self) -> int:
+        """Blocks that are not in the pool; the pool works on without them."""
+        return len(self._codes) - self.stored - self.present
+
+    @property
+    def reasons(self) -> list[Reason]:
+        """One Reason per key."""
+        return [Reason(code) if code > Put.PRESENT else Reason.NONE for code in self._codes]
+
+    @property
+    def reason(self) -> Reason:
+        """Why the first block that was not stored was not; NONE when all are in the pool."""
+        return next((reason for reason in self.reasons if reason is not Reason.NONE), Reason.NONE)
+
+    def __repr__(self) -> str:
+        why = f", reason={self.reason.name}" if self.no_room else ""
+        return (
+            f"PutResult(stored={self.stored}, present={self.present}, no_room={self.no_room}{why})"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PutResult) and self._codes == other._codes
+
+    def __hash__(self) -> int:
+        return hash(self._codes)
