@@ -1,5 +1,8 @@
 // What the Python objects hold, and the checks every call begins with.
 #pragma once
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+
 #include <chrono>
 #include <memory>
 

@@ -8,7 +8,7 @@
 namespace kvpool {
 namespace {
 
-std::string type_name(nb::handle object) { return Py_TYPE(object.ptr())->tp_name; }
+std::string type_of(nb::handle object) { return Py_TYPE(object.ptr())->tp_name; }
 
 std::string number(std::size_t value) { return std::to_string(value); }
 
@@ -32,7 +32,7 @@ nb::tuple snapshot(nb::handle object) {
 Memory::Memory(nb::handle object, Access access, const char* name) {
   if (!PyObject_CheckBuffer(object.ptr())) {
     if (take_tensor(object, name)) return;
-    raise_bad_type(std::string(name) + " is " + type_name(object) +
+    raise_bad_type(std::string(name) + " is " + type_of(object) +
                    "; it must offer the buffer protocol (bytes, numpy, ...) or be a torch tensor");
   }
   const int flags = access == Access::write ? PyBUF_SIMPLE | PyBUF_WRITABLE : PyBUF_SIMPLE;
@@ -150,7 +150,7 @@ std::vector<std::int64_t> integers(nb::handle object, const char* name) {
   }
   if (nb::hasattr(object, "tolist")) return integers(object.attr("tolist")(), name);
   if (!is_sequence(object))
-    raise_bad_type(std::string(name) + " is " + type_name(object) +
+    raise_bad_type(std::string(name) + " is " + type_of(object) +
                    "; it must be an integer array or a list of ints");
   for (nb::handle item : nb::borrow<nb::sequence>(object)) {
     std::int64_t value = 0;
@@ -170,7 +170,7 @@ Places::Places(nb::handle object, Access access, const char* name, const Shape& 
       raise_bad_argument(std::string(name) + " is a region over read-only memory");
     by_offsets(region, name, shape);
   } else if (!shape.offsets.is_none()) {
-    raise_bad_argument("offsets go with a registered region, not with " + type_name(object));
+    raise_bad_argument("offsets go with a registered region, not with " + type_of(object));
   } else if (is_sequence(object)) {
     many_buffers(object, access, name, shape);
   } else {
@@ -203,7 +203,7 @@ void Places::one_buffer(nb::handle object, Access access, const char* name, cons
   std::int64_t stride = 0;
   if (!shape.stride.is_none()) {
     if (!nb::try_cast(shape.stride, stride))
-      raise_bad_type("stride must be an int (bytes) or None, not " + type_name(shape.stride));
+      raise_bad_type("stride must be an int (bytes) or None, not " + type_of(shape.stride));
     if (stride < static_cast<std::int64_t>(shape.block_bytes))
       raise_bad_argument("stride is " + std::to_string(stride) +
                          "; it must be at least the block of " + number(shape.block_bytes) +

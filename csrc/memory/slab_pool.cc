@@ -131,11 +131,6 @@ Slot SlabPool::slot_at(std::uint64_t offset) const {
   return {offset, id, static_cast<std::uint32_t>(within / classes_[slab.klass].slot_bytes)};
 }
 
-void SlabPool::set_owner(const Slot& slot, std::uint32_t owner) {
-  KVP_CHECK((slabs_[slot.slab]->owners[slot.index] & kFreeBit) == 0);
-  slabs_[slot.slab]->owners[slot.index] = owner;
-}
-
 std::vector<SlabId> SlabPool::emptiest(ClassId id, std::size_t at_most) const {
   std::vector<SlabId> found;
   for (SlabId slab = 0; slab < slabs_.size(); ++slab)

@@ -24,7 +24,6 @@ namespace kvpool {
 using ClassId = std::uint32_t;
 using SlabId = std::uint32_t;
 inline constexpr SlabId kNoSlab = 0xffffffff;
-inline constexpr std::uint32_t kNoOwner = 0xffffffff;
 inline constexpr std::uint64_t kAddressFactor = 4;
 inline constexpr std::uint32_t kClassesMax = 256;
 
@@ -52,7 +51,7 @@ class SlabPool {
   std::optional<ClassId> class_of(std::uint64_t block_bytes);
   std::uint32_t class_count() const { return static_cast<std::uint32_t>(classes_.size()); }
 
-  // A free slot of an existing slab; nullopt when the class has none.
+  // A free slot of an existing slab; nullopt when the class has none. `owner`: below 2^31.
   std::optional<Slot> take(ClassId id, std::uint32_t owner);
   // Adds a slab to the class. `punch` receives free units that must be given back for it. False:
   // not enough units under the limit, or no run of addresses long enough.
@@ -65,7 +64,6 @@ class SlabPool {
 
   Slot slot_at(std::uint64_t offset) const;
   std::uint32_t owner(const Slot& slot) const { return slabs_[slot.slab]->owners[slot.index]; }
-  void set_owner(const Slot& slot, std::uint32_t owner);
 
   // --- what a caller needs to empty slabs ---
   std::uint32_t slab_units(ClassId id) const { return classes_[id].slab_units; }

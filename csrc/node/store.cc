@@ -104,14 +104,13 @@ Store::Reserved Store::reserve(const Namespace& space, const Hash128& key, Secon
     return answer;
   }
   if (pending_.contains({key, incarnation})) return {.outcome = Outcome::pending};
-  const auto slot = room_for(space.size_class, now);
-  if (!slot) return {.outcome = Outcome::no_room, .why = NoRoom::pool_pinned};
   const auto record = take_record();
-  if (!record) {
-    slabs_.give(*slot);
-    return {.outcome = Outcome::no_room, .why = NoRoom::index_full};
+  if (!record) return {.outcome = Outcome::no_room, .why = NoRoom::index_full};
+  const auto slot = room_for(space.size_class, *record, now);
+  if (!slot) {
+    free_record(*record);
+    return {.outcome = Outcome::no_room, .why = NoRoom::pool_pinned};
   }
-  slabs_.set_owner(*slot, *record);
   private_[*record] = {.pins_or_next = 0,
                        .state = State::reserved,
                        .klass = static_cast<std::uint8_t>(space.size_class),

@@ -145,7 +145,7 @@ class Store {
   Store(const StoreOptions& options, std::unique_ptr<Arena> arena,
         std::unique_ptr<Arena> index, std::uint32_t records_max);
 
-  std::optional<Slot> room_for(ClassId klass, Seconds now);
+  std::optional<Slot> room_for(ClassId klass, BlockId owner, Seconds now);
   bool evict_from(ClassId klass, Seconds now);
   std::optional<ClassId> coldest_class(ClassId except) const;
   bool steal_slab(ClassId klass, Seconds now);

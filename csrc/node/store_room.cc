@@ -42,12 +42,12 @@ void Store::retire(BlockId record, Leave why, Seconds now) {
   free_record(record);
 }
 
-std::optional<Slot> Store::room_for(ClassId klass, Seconds now) {
+std::optional<Slot> Store::room_for(ClassId klass, BlockId owner, Seconds now) {
   if (blocks_limit_ != 0)
     while (resident_ + zombies_ + pending_.size() >= blocks_limit_)
       if (!evict_one(now)) return std::nullopt;
   for (;;) {
-    if (auto slot = slabs_.take(klass, kNoOwner - 1)) return slot;
+    if (auto slot = slabs_.take(klass, owner)) return slot;
     if (dead_ > 0) {
       const std::uint64_t before = dead_;
       sweep(kSweepForRoom, now);
