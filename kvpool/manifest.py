@@ -142,9 +142,7 @@ def unpack(packed: bytes) -> Manifest:
         raise BadArgument("a manifest is a list of [field, value] pairs")
     if [name for name, _ in pairs] != known:
         raise BadArgument(f"a manifest has the fields {', '.join(known)}, in that order")
-    values = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in pairs
-    }
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in pairs}
     return Manifest(**values)
 
 

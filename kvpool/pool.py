@@ -42,7 +42,7 @@ ASYNC_THREADS = 2
 _open_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 
-def open(  # noqa: A001  (kvpool.open is the name users expect)
+def open(
     dram: str | int,
     *,
     dram_max: str | int | None = None,
@@ -56,14 +56,15 @@ def open(  # noqa: A001  (kvpool.open is the name users expect)
 ) -> Pool:
     """Open a pool in this process.
 
-    dram: payload memory, such as "4GiB" (rounded up to 2 MiB). Addresses are reserved, pages come
-    on demand. dram_max: the most resize() may ask for (default: four times dram).
-    policy: who is evicted; `temperature`, or lru, lfu, fifo, s3fifo for comparison. tau_s: half-life
-    of heat in seconds; by default it follows the workload. max_blocks: limit of resident blocks.
-    prefault: `ahead` keeps 32 MiB of free memory ready, `all` makes all of it in the background,
-    `off` none. evict_ahead: share of the slots that a background thread keeps free when the pool
-    is full. huge_pages: use them where the kernel gives them quickly.
-    clock: a ManualClock, for replay. Raises BadArgument, NoResource.
+    dram: payload memory, such as "4GiB" (rounded up to 2 MiB); addresses are reserved, pages come
+    on demand. dram_max: the most that resize() may ask for (default: four times dram).
+    policy: who is evicted; `temperature`, or lru, lfu, fifo, s3fifo for comparison.
+    tau_s: half-life of heat in seconds; by default it follows the workload.
+    max_blocks: limit of resident blocks; by default as many as fit.
+    prefault: `ahead` keeps 32 MiB of free memory ready, `all` makes all of it ready in the
+    background, `off` none. huge_pages: use them where the kernel gives them quickly.
+    evict_ahead: share of the slots that a background thread keeps free when the pool is full.
+    clock: a ManualClock, for replay and tests. Raises BadArgument, NoResource.
     """
     dram_bytes = _size("dram", dram)
     most = min(4 * dram_bytes, DRAM_BYTES_MAX) if dram_max is None else _size("dram_max", dram_max)
@@ -154,7 +155,7 @@ class Pool:
         self._node.trim()
 
     def stats(self) -> dict[str, Any]:
-        """Counters since open() and levels now; names have units (docs/limits.md). Takes the lock."""
+        """Counters since open() and levels now, by name (docs/architecture.md). Takes the lock."""
         return self._node.stats()
 
     def check(self) -> None:
@@ -320,9 +321,7 @@ class Namespace(_core.Space):
         layers = self._as_layers(kv_layers)
         return PutResult(self._save(layers, block_table, keys, parent, timeout))
 
-    def load(
-        self, kv_layers: Sequence[Any] | _core.Layers, block_table: Any, keys: AnyKeys
-    ) -> int:
+    def load(self, kv_layers: Sequence[Any] | _core.Layers, block_table: Any, keys: AnyKeys) -> int:
         """Deliver the leading blocks that are present into an engine's pages; returns how many.
 
         The pages of the others hold nothing of value afterwards.

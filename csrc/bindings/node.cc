@@ -106,6 +106,40 @@ nb::dict stats_dict(const NodeStats& s) {
   return d;
 }
 
+// Each node has fault points of its own; see base/fault.h.
+void bind_faults(nb::class_<Node>& type) {
+  type.def(
+          "fault_fail",
+          [](const NodeHandle& node, std::string point, std::uint64_t times, std::uint64_t skip) {
+            node->faults().fail(std::move(point), times, skip);
+          },
+          "point"_a, "times"_a = 1, "skip"_a = 0)
+      .def(
+          "fault_pause",
+          [](const NodeHandle& node, std::string point, double at_most_s) {
+            node->faults().pause(std::move(point),
+                                 std::chrono::milliseconds(static_cast<long>(at_most_s * 1000)));
+          },
+          "point"_a, "at_most_s"_a = 30.0)
+      .def(
+          "fault_resume",
+          [](const NodeHandle& node, const std::string& point) { node->faults().resume(point); },
+          "point"_a)
+      .def("fault_clear", [](const NodeHandle& node) { node->faults().clear(); })
+      .def(
+          "fault_hits",
+          [](const NodeHandle& node, const std::string& point) {
+            return node->faults().hits(point);
+          },
+          "point"_a)
+      .def(
+          "fault_waiting",
+          [](const NodeHandle& node, const std::string& point) {
+            return node->faults().waiting(point);
+          },
+          "point"_a);
+}
+
 }  // namespace
 
 void bind_node(nb::module_& m) {
@@ -114,8 +148,10 @@ void bind_node(nb::module_& m) {
       .def(nb::init<>())
       .def("set", &ManualClock::set, "seconds"_a, "Move the time; never back. Thread-safe.")
       .def("now", &ManualClock::now);
-  nb::class_<Node>(m, "Node", "The pool of one process: tiers, index and policy. Thread-safe.")
-      .def_static(
+  nb::class_<Node> type(m, "Node",
+                        "The pool of one process: tiers, index and policy. Thread-safe.");
+  bind_faults(type);
+  type.def_static(
           "open",
           [](std::uint64_t dram, std::uint64_t dram_max, std::uint64_t max_blocks,
              std::string policy, double tau_s, std::string prefault, double evict_ahead,
@@ -134,15 +170,16 @@ void bind_node(nb::module_& m) {
            })
       .def_prop_ro("is_closed", [](const NodeHandle& node) { return node->is_closed(); })
       .def_prop_ro("is_forked", [](const NodeHandle& node) { return node->is_forked(); })
-      .def("resize",
-           [](const NodeHandle& node, std::uint64_t dram, std::uint64_t max_blocks,
-              double timeout_s) {
-             Node& n = usable(node);
-             const auto deadline = deadline_after(timeout_s);
-             nb::gil_scoped_release released;
-             return value_or_raise(n.resize(dram, max_blocks, deadline));
-           },
-           "dram"_a, "max_blocks"_a, "timeout_s"_a)
+      .def(
+          "resize",
+          [](const NodeHandle& node, std::uint64_t dram, std::uint64_t max_blocks,
+             double timeout_s) {
+            Node& n = usable(node);
+            const auto deadline = deadline_after(timeout_s);
+            nb::gil_scoped_release released;
+            return value_or_raise(n.resize(dram, max_blocks, deadline));
+          },
+          "dram"_a, "max_blocks"_a, "timeout_s"_a)
       .def("trim",
            [](const NodeHandle& node) {
              Node& n = usable(node);
@@ -159,50 +196,26 @@ void bind_node(nb::module_& m) {
              }
              return stats_dict(stats);
            })
-      .def("settle",
-           [](const NodeHandle& node, double timeout_s) {
-             Node& n = usable(node);
-             const auto deadline = deadline_after(timeout_s);
-             nb::gil_scoped_release released;
-             return n.settle(deadline);
-           },
-           "timeout_s"_a)
-      .def("check",
-           [](const NodeHandle& node) {
-             Node& n = usable(node);
-             nb::gil_scoped_release released;
-             n.check_invariants();
-           },
-           "Abort the process if the books do not add up. For tests; O(blocks).")
-      .def_prop_ro("base_address",
-                   [](const NodeHandle& node) {
-                     return reinterpret_cast<std::uintptr_t>(usable(node).arena());
-                   })
-      .def("fault_fail",
-           [](const NodeHandle& node, std::string point, std::uint64_t times, std::uint64_t skip) {
-             node->faults().fail(std::move(point), times, skip);
-           },
-           "point"_a, "times"_a = 1, "skip"_a = 0)
-      .def("fault_pause",
-           [](const NodeHandle& node, std::string point, double at_most_s) {
-             node->faults().pause(std::move(point), std::chrono::milliseconds(static_cast<long>(
-                                                        at_most_s * 1000)));
-           },
-           "point"_a, "at_most_s"_a = 30.0)
-      .def("fault_resume",
-           [](const NodeHandle& node, const std::string& point) { node->faults().resume(point); },
-           "point"_a)
-      .def("fault_clear", [](const NodeHandle& node) { node->faults().clear(); })
-      .def("fault_hits",
-           [](const NodeHandle& node, const std::string& point) {
-             return node->faults().hits(point);
-           },
-           "point"_a)
-      .def("fault_waiting",
-           [](const NodeHandle& node, const std::string& point) {
-             return node->faults().waiting(point);
-           },
-           "point"_a);
+      .def(
+          "settle",
+          [](const NodeHandle& node, double timeout_s) {
+            Node& n = usable(node);
+            const auto deadline = deadline_after(timeout_s);
+            nb::gil_scoped_release released;
+            return n.settle(deadline);
+          },
+          "timeout_s"_a)
+      .def(
+          "check",
+          [](const NodeHandle& node) {
+            Node& n = usable(node);
+            nb::gil_scoped_release released;
+            n.check_invariants();
+          },
+          "Abort the process if the books do not add up. For tests; O(blocks).")
+      .def_prop_ro("base_address", [](const NodeHandle& node) {
+        return reinterpret_cast<std::uintptr_t>(usable(node).arena());
+      });
 }
 
 }  // namespace kvpool

@@ -132,13 +132,13 @@ nb::object view_blocks(const SpaceHandle& space, nb::handle keys_object) {
   nb::list blocks;
   if (leases.empty()) return blocks;
   const std::vector<Lease> places = leases;
-  nb::object pinned = nb::cast(new Pinned(space.node, std::move(leases)),
-                               nb::rv_policy::take_ownership);
+  nb::object pinned =
+      nb::cast(new Pinned(space.node, std::move(leases)), nb::rv_policy::take_ownership);
   nb::object whole = nb::steal(PyMemoryView_FromObject(pinned.ptr()));
   if (!whole.is_valid()) throw nb::python_error();
   for (const Lease& lease : places) {
-    nb::object slice = nb::steal(PySlice_New(
-        nb::int_(lease.offset).ptr(), nb::int_(lease.offset + lease.bytes).ptr(), nullptr));
+    nb::object slice = nb::steal(PySlice_New(nb::int_(lease.offset).ptr(),
+                                             nb::int_(lease.offset + lease.bytes).ptr(), nullptr));
     nb::object block = nb::steal(PyObject_GetItem(whole.ptr(), slice.ptr()));
     if (!block.is_valid()) throw nb::python_error();
     blocks.append(block);
@@ -163,7 +163,8 @@ nb::object reserve_block(const SpaceHandle& space, nb::handle key_object, nb::ha
   }
   Ticket ticket;
   PutStatus status;
-  const Node::PutRequest request{*space.space, {&key, 1},
+  const Node::PutRequest request{*space.space,
+                                 {&key, 1},
                                  parent_object.is_none() ? nullptr : &parent,
                                  deadline_after(timeout_s)};
   {
@@ -172,8 +173,7 @@ nb::object reserve_block(const SpaceHandle& space, nb::handle key_object, nb::ha
   }
   nb::object reservation = nb::none();
   if (status == PutStatus::stored)
-    reservation =
-        nb::cast(new Reservation(space, ticket), nb::rv_policy::take_ownership);
+    reservation = nb::cast(new Reservation(space, ticket), nb::rv_policy::take_ownership);
   return nb::make_tuple(static_cast<std::uint8_t>(status), reservation);
 }
 

@@ -21,7 +21,7 @@ PACKAGE = "(kvpool)"  # `from kvpool import Pool`: the facade itself, which load
 RANKS = {
     0: ["errors", "types"],
     1: ["_core", "manifest", "keys", "config"],
-    2: ["pool"],
+    2: ["layers", "pool"],
     3: [PACKAGE],
     4: ["replay", "bench", "observe"],
     5: ["connectors"],
