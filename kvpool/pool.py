@@ -28,6 +28,7 @@ from kvpool.manifest import Manifest
 from kvpool.types import Hit, Keys, Put, PutResult, Reason
 
 Result = TypeVar("Result")
+AnyKey = Any  # 16 bytes: bytes, an element or a slice of keys()
 AnyKeys = Any  # packed keys (a buffer of n * 16 bytes) or a sequence of 16-byte keys
 AnyData = Any  # a buffer, a list of buffers, a torch CPU tensor, or a Region
 
@@ -223,7 +224,7 @@ class Namespace(_core.Space):
         token_ids: Sequence[int] | np.ndarray[Any, Any],
         *,
         extra: bytes = b"",
-        after: bytes | None = None,
+        after: AnyKey | None = None,
     ) -> Keys:
         """Keys of the whole blocks of `token_ids`; see kvpool.keys.prefix_keys.
 
@@ -249,7 +250,7 @@ class Namespace(_core.Space):
         miss. Takes no lock; 256 keys take some 5 us.
         """
         tiers = np.zeros(_key_count(keys), np.uint8)
-        return Hit(self._lookup(keys, tiers), tiers)
+        return Hit(self.count_present(keys, tiers), tiers)
 
     def put(
         self,
@@ -258,7 +259,7 @@ class Namespace(_core.Space):
         stride: int | None = None,
         *,
         offsets: Any = None,
-        parent: bytes | None = None,
+        parent: AnyKey | None = None,
         timeout: float = PUT_TIMEOUT_S,
     ) -> PutResult:
         """Store blocks; when this returns, every stored block is readable by everyone.
@@ -270,7 +271,7 @@ class Namespace(_core.Space):
         seconds at most. The first block without room ends the call: the rest would be unreachable.
         Raises BadArgument for wrong sizes, PoolClosed. Cost: one copy and a checksum per block.
         """
-        return PutResult(self._put(keys, data, stride, offsets, parent, timeout))
+        return PutResult(self.put_codes(keys, data, stride, offsets, parent, timeout))
 
     def view(self, keys: AnyKeys) -> View:
         """The leading blocks that are present, in place: read-only memoryviews, pinned meanwhile.
@@ -282,7 +283,7 @@ class Namespace(_core.Space):
         return View(self, keys)
 
     def reserve(
-        self, key: bytes, *, parent: bytes | None = None, timeout: float = PUT_TIMEOUT_S
+        self, key: AnyKey, *, parent: AnyKey | None = None, timeout: float = PUT_TIMEOUT_S
     ) -> Slot:
         """A slot of the pool to be filled in place: a put without a copy.
 
@@ -290,7 +291,7 @@ class Namespace(_core.Space):
         the with commits, an exception aborts. slot.buffer is None when the key is present or
         there is no room (slot.status, slot.reason); nothing is to be done then.
         """
-        code, reservation = self._reserve(key, parent, timeout)
+        code, reservation = self.reserve_slot(key, parent, timeout)
         return Slot(code, reservation)
 
     def layers(self, kv_layers: Sequence[Any], dims: str | None = None) -> _core.Layers:
@@ -310,7 +311,7 @@ class Namespace(_core.Space):
         block_table: Any,
         keys: AnyKeys,
         *,
-        parent: bytes | None = None,
+        parent: AnyKey | None = None,
         timeout: float = PUT_TIMEOUT_S,
     ) -> PutResult:
         """Store blocks straight from an engine's pages: put, gathered on the way.
@@ -319,14 +320,14 @@ class Namespace(_core.Space):
         have one canonical order of bytes, whatever the strides and page size (docs/formats.md).
         """
         layers = self._as_layers(kv_layers)
-        return PutResult(self._save(layers, block_table, keys, parent, timeout))
+        return PutResult(self.save_codes(layers, block_table, keys, parent, timeout))
 
     def load(self, kv_layers: Sequence[Any] | _core.Layers, block_table: Any, keys: AnyKeys) -> int:
         """Deliver the leading blocks that are present into an engine's pages; returns how many.
 
         The pages of the others hold nothing of value afterwards.
         """
-        return self._load(self._as_layers(kv_layers), block_table, keys)
+        return self.load_pages(self._as_layers(kv_layers), block_table, keys)
 
     async def aget_into(
         self, keys: AnyKeys, out: AnyData, stride: int | None = None, *, offsets: Any = None
@@ -346,7 +347,7 @@ class Namespace(_core.Space):
         stride: int | None = None,
         *,
         offsets: Any = None,
-        parent: bytes | None = None,
+        parent: AnyKey | None = None,
         timeout: float = PUT_TIMEOUT_S,
     ) -> PutResult:
         """put() on a thread of the pool's own: never blocks the event loop."""
@@ -370,7 +371,7 @@ class View:
         self._blocks: list[memoryview] = []
 
     def __enter__(self) -> list[memoryview]:
-        self._blocks = self._space._view(self._keys)
+        self._blocks = self._space.view_blocks(self._keys)
         return list(self._blocks)
 
     def __exit__(self, *_: object) -> None:

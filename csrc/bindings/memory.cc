@@ -149,7 +149,7 @@ std::vector<std::int64_t> integers(nb::handle object, const char* name) {
     return values;
   }
   if (nb::hasattr(object, "tolist")) return integers(object.attr("tolist")(), name);
-  if (!is_sequence(object))
+  if (!PySequence_Check(object.ptr()) || PyUnicode_Check(object.ptr()))
     raise_bad_type(std::string(name) + " is " + type_of(object) +
                    "; it must be an integer array or a list of ints");
   for (nb::handle item : nb::borrow<nb::sequence>(object)) {
