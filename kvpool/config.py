@@ -28,8 +28,8 @@ def parse_size(size: str | int) -> int:
     """Bytes in a size such as 65536, "64KiB", "1.5 GiB" or "64KB".
 
     KiB, MiB, GiB, TiB, PiB count in 1024s, KB, MB, GB, TB, PB in 1000s, upper or lower case; no
-    unit means bytes. Result: 0 to 2**63 - 1. Raises BadArgument that names the text and what is
-    wrong with it; BadType for anything but str and int.
+    unit means bytes. Result: 0 to 2**63 - 1. Raises BadArgument that names the text and what
+    is wrong with it; BadType for anything but str and int.
     """
     if isinstance(size, bool) or not isinstance(size, str | int):
         raise BadType(f"a size is a number of bytes or text such as '64KiB', not {size!r}")
