@@ -51,9 +51,8 @@ class PagedSource final : public BlockSource {
       : plan_(plan), pages_(pages) {}
   bool fill(std::size_t index, std::byte* slot, Hash128& sum) override {
     const std::size_t per_block = plan_.pages_per_block();
-    const auto result =
-        gather_with_checksum(plan_, pages_.subspan(index * per_block, per_block),
-                             {slot, plan_.block_bytes()}, Stores::streaming);
+    const auto result = gather_with_checksum(plan_, pages_.subspan(index * per_block, per_block),
+                                             {slot, plan_.block_bytes()}, Stores::streaming);
     if (result) sum = *result;
     return result.has_value();
   }
@@ -77,9 +76,9 @@ class PagedSink final : public BlockSink {
       return q.reader.still_there(q.found);
     };
     const std::size_t per_block = plan_.pages_per_block();
-    const auto result = scatter_while_valid(
-        plan_, pages_.subspan(index * per_block, per_block),
-        {reader.payload(found), plan_.block_bytes()}, StillValid{ask, &question});
+    const auto result = scatter_while_valid(plan_, pages_.subspan(index * per_block, per_block),
+                                            {reader.payload(found), plan_.block_bytes()},
+                                            StillValid{ask, &question});
     return result && *result;
   }
 
@@ -216,29 +215,32 @@ double temperature(const SpaceHandle& self, nb::handle key) {
 
 void bind_space(nb::module_& m) {
   nb::class_<SpaceHandle>(m, "Space", "One namespace of a node. Thread-safe.")
-      .def("__init__",
-           [](SpaceHandle* self, const NodeHandle& node, nb::bytes id, std::uint64_t block_bytes) {
-             new (self) SpaceHandle(open_space(node, id, block_bytes));
-           },
-           "node"_a, "id"_a, "block_bytes"_a)
+      .def(
+          "__init__",
+          [](SpaceHandle* self, const NodeHandle& node, nb::bytes id, std::uint64_t block_bytes) {
+            new (self) SpaceHandle(open_space(node, id, block_bytes));
+          },
+          "node"_a, "id"_a, "block_bytes"_a)
       .def_prop_ro("block_bytes", [](const SpaceHandle& s) { return s.space->block_bytes; })
-      .def("_lookup", &lookup, "keys"_a, "tiers"_a = nb::none())
-      .def("get_into", &get_into, "keys"_a, "out"_a, "stride"_a = nb::none(), nb::kw_only(),
-           "offsets"_a = nb::none(),
-           "Copy the leading blocks that are present into `out` and return how many there were.\n\n"
-           "keys: n keys in chain order, packed (n * 16 bytes) or a list. out: one writable buffer\n"
-           "with block i at i * stride bytes (stride: block_bytes unless given), a list of n\n"
-           "buffers of block_bytes each, or a Region with one byte offset per key.\n"
-           "Delivered blocks hold exactly the bytes that were put. What lies at the places of the\n"
-           "others is undefined. A missing block is not an error. Heats what it delivers.\n"
-           "Raises BadArgument for wrong sizes, PoolClosed. Thread-safe, releases the GIL, takes\n"
-           "no lock; cost: one copy.")
-      .def("_put", &put, "keys"_a, "data"_a, "stride"_a.none(), "offsets"_a.none(),
+      .def("count_present", &lookup, "keys"_a, "tiers"_a = nb::none())
+      .def(
+          "get_into", &get_into, "keys"_a, "out"_a, "stride"_a = nb::none(), nb::kw_only(),
+          "offsets"_a = nb::none(),
+          "Copy the leading blocks that are present into `out` and return how many there were.\n\n"
+          "keys: n keys in chain order, packed (n * 16 bytes) or a list. out: one writable buffer\n"
+          "with block i at i * stride bytes (stride: block_bytes unless given), a list of n\n"
+          "buffers of block_bytes each, or a Region with one byte offset per key.\n"
+          "Delivered blocks hold exactly the bytes that were put. What lies at the places of the\n"
+          "others is undefined. A missing block is not an error. Heats what it delivers.\n"
+          "Raises BadArgument for wrong sizes, PoolClosed. Thread-safe, releases the GIL, takes\n"
+          "no lock; cost: one copy.")
+      .def("put_codes", &put, "keys"_a, "data"_a, "stride"_a.none(), "offsets"_a.none(),
            "parent"_a.none(), "timeout_s"_a)
-      .def("_save", &save, "layers"_a, "block_table"_a, "keys"_a, "parent"_a.none(), "timeout_s"_a)
-      .def("_load", &load, "layers"_a, "block_table"_a, "keys"_a)
-      .def("_view", &view_blocks, "keys"_a)
-      .def("_reserve", &reserve_block, "key"_a, "parent"_a.none(), "timeout_s"_a)
+      .def("save_codes", &save, "layers"_a, "block_table"_a, "keys"_a, "parent"_a.none(),
+           "timeout_s"_a)
+      .def("load_pages", &load, "layers"_a, "block_table"_a, "keys"_a)
+      .def("view_blocks", &view_blocks, "keys"_a)
+      .def("reserve_slot", &reserve_block, "key"_a, "parent"_a.none(), "timeout_s"_a)
       .def("remove", &remove, "keys"_a,
            "Take these keys out of the pool and return how many were there.\n\n"
            "Blocks that somebody views keep their bytes until released. Thread-safe, releases the\n"
