@@ -69,7 +69,7 @@ def replay(asked: arguments.ReplayArguments) -> None:
     plan, name = asked.plan(), str(asked.path)
     references = () if asked.as_json else report.REFERENCES
     scores = []
-    with _told_plainly(), progress.watching() as watch:
+    with _told_plainly(), progress.watching(prints_meanwhile=asked.as_json) as watch:
         for score in run.replay(plan, watch, references=references):
             scores.append(score)
             if asked.as_json:
@@ -103,7 +103,7 @@ def demo(seed: Seed = 1, as_json: arguments.AsJson = False) -> None:
 
     workload = WorkloadOptions(seed=seed)
     scores = []
-    with _told_plainly(), progress.watching() as watch:
+    with _told_plainly(), progress.watching(prints_meanwhile=as_json) as watch:
         for score in demo.demo(workload, watch):
             scores.append(score)
             if as_json:
