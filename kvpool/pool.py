@@ -387,7 +387,7 @@ class Slot:
 
     __slots__ = ("_code", "_reservation", "buffer")
 
-    def __init__(self, code: int, reservation: _core.Reservation | None) -> None:
+    def __init__(self, code: int, reservation: Any) -> None:
         """For Namespace.reserve()."""
         self._code = code
         self._reservation = reservation
