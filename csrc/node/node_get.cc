@@ -27,7 +27,8 @@ std::size_t Node::get(const Namespace& space, std::span<const Hash128> keys, Blo
   std::size_t done = 0;
   for (; done < keys.size(); ++done) {
     if (done % IndexReader::kGroup == 0 && keys.size() > 1)
-      reader_.prefetch(keys.subspan(done, std::min(IndexReader::kGroup, keys.size() - done)), incarnation);
+      reader_.prefetch(keys.subspan(done, std::min(IndexReader::kGroup, keys.size() - done)),
+                       incarnation);
     if (!get_one(space, keys[done], done, sink, all[done])) break;
   }
   report_touches({all, done});
