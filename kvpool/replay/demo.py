@@ -1,6 +1,6 @@
 """`kvpool demo`: a made-up workload through an embedded pool from two threads, policy by policy.
 
-Needs no file and 400 MiB of memory. The policies without foresight move real bytes, and every hit
+Needs no file and 650 MiB of memory. The policies without foresight move real bytes, and every hit
 is compared; Belady, which knows the future, is simulated beside them as the bound.
 """
 

@@ -45,10 +45,15 @@ def json_line(trace: str, score: Score) -> str:
 
 def tables(title: str, scores: Sequence[Score], *, block_bytes: int | None) -> list[RenderableType]:
     """What to print, in order: hit rates of all scores and, when bytes moved, what moved."""
-    heading = Text(title, style="bold")  # Text: a path is not markup
+    heading = Text(printable(title), style="bold")  # Text: a path is not markup
     shown: list[RenderableType] = [heading, hit_table(scores, block_bytes=block_bytes), HIT_NOTE]
     moved = [score for score in scores if score.copied is not None]
     return [*shown, "", copy_table(moved), COPY_NOTE] if moved else shown
+
+
+def printable(path: str) -> str:
+    """The path with a mark in place of bytes that are no UTF-8, which a file name may have."""
+    return path.encode("utf-8", "replace").decode()
 
 
 def gap_recovered(grid: Grid, score: Score) -> float | None:
@@ -169,7 +174,8 @@ def plot(path: str | os.PathLike[str], title: str, scores: Sequence[Score]) -> N
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.minorticks_off()
     axes.set_ylim(bottom=0)
-    axes.set(xlabel="capacity, blocks", ylabel="hit rate over blocks", title=title)
+    axes.set(xlabel="capacity, blocks", ylabel="hit rate over blocks")
+    axes.set_title(printable(title), parse_math=False)
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=150)

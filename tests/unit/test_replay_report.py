@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,13 @@ def test_tables_fit_a_terminal_of_80_columns() -> None:
 def test_a_path_is_not_markup() -> None:
     text = printed(*report.tables("[red]odd[/red].jsonl", SCORES, block_bytes=None))
     assert "[red]odd[/red].jsonl" in text
+
+
+def test_a_file_name_that_is_no_text_is_shown_and_drawn(tmp_path: Path) -> None:
+    name = os.fsdecode(b"$odd$ \\alpha \xff.jsonl")
+    assert "$odd$ \\alpha ?.jsonl" in printed(*report.tables(name, SCORES, block_bytes=None))
+    report.plot(tmp_path / "hits.png", name, SCORES)
+    assert json.loads(report.json_line(name, SCORES[0]))["trace"] == name
 
 
 def test_json_has_exactly_the_fields() -> None:
