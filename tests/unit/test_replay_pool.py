@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import kvpool
+from kvpool import cli
 from kvpool.replay import demo, through_pool
 from kvpool.replay.payload import Payload
 from kvpool.replay.run import Plan, ReplayError, replay
@@ -46,6 +48,17 @@ def test_hits_are_those_of_the_simulator(requests, policy: str, capacity: int) -
     assert score.hit_blocks == simulated.hit_blocks > 0
     assert score.evictions == simulated.evictions > 0
     assert (score.requests, score.blocks) == (simulated.requests, simulated.blocks)
+    assert score.copied.mismatches == 0
+
+
+@pytest.mark.parametrize("policy", ["lfu", "fifo", "s3fifo"])
+def test_hits_of_policies_without_chains_are_nearly_those_of_the_simulator(
+    requests, policy: str
+) -> None:
+    # The simulator keeps all of a running request, a put only what is before it in its own call.
+    score = through_pool.through_pool(requests, PoolOptions(policy, 250, BLOCK_BYTES))
+    (simulated,) = simulate(batches(requests), [policy], [250])
+    assert score.hit_rate == pytest.approx(simulated.hit_rate, abs=0.005)
     assert score.copied.mismatches == 0
 
 
@@ -127,6 +140,16 @@ def test_wrong_bytes_are_counted_and_named(requests, monkeypatch, lie: str, wron
     score = through_pool.through_pool(requests, PoolOptions("lru", 250, 4096))
     assert score.copied.mismatches == (score.hit_blocks if wrong is None else wrong)
     assert "block id" in score.copied.first_mismatch
+
+
+def test_wrong_bytes_fail_the_command(path: Path, monkeypatch) -> None:
+    honest = kvpool.Pool.namespace
+    monkeypatch.setattr(kvpool.Pool, "namespace", lambda pool, m: Liar(honest(pool, m), "flip"))
+    words = ["replay", str(path), "--bytes", "--block-bytes", "4KiB", "--capacity-blocks", "250"]
+    done = CliRunner().invoke(cli.app, [*words, "--json"])
+    assert done.exit_code == 1
+    assert json.loads(done.stdout)["mismatches"] == 1
+    assert "error: 1 wrong blocks under temperature at 250; the first: block id" in done.stderr
 
 
 def test_an_error_in_one_thread_ends_the_replay(requests, monkeypatch) -> None:
