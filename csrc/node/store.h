@@ -147,7 +147,7 @@ class Store {
   Store(const StoreOptions& options, std::unique_ptr<Arena> arena, std::unique_ptr<Arena> index,
         std::uint32_t records_max);
 
-  std::optional<Slot> room_for(ClassId klass, BlockId owner, Seconds now);
+  bool make_room(ClassId klass, Seconds now);
   std::uint64_t wanted_slots(ClassId klass, double share) const;
   std::uint64_t wanted_blocks(double share) const;
   std::uint64_t spare_blocks() const;

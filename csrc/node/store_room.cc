@@ -42,12 +42,12 @@ void Store::retire(BlockId record, Leave why, Seconds now) {
   free_record(record);
 }
 
-std::optional<Slot> Store::room_for(ClassId klass, BlockId owner, Seconds now) {
+// True: the class has a free slot, and one more block is within the limit.
+bool Store::make_room(ClassId klass, Seconds now) {
   if (blocks_limit_ != 0)
     while (spare_blocks() == 0)
-      if (!evict_one(now)) return std::nullopt;
-  for (;;) {
-    if (auto slot = slabs_.take(klass, owner)) return slot;
+      if (!evict_one(now)) return false;
+  while (!slabs_.has_room(klass)) {
     if (dead_ > 0) {
       const std::uint64_t before = dead_;
       sweep(kSweepForRoom, now);
@@ -57,8 +57,9 @@ std::optional<Slot> Store::room_for(ClassId klass, BlockId owner, Seconds now) {
     const bool added = slabs_.add_slab(klass, runs);
     punch(runs);
     if (added || steal_slab(klass, now)) continue;
-    if (!evict_from(klass, now)) return std::nullopt;
+    if (!evict_from(klass, now)) return false;
   }
+  return true;
 }
 
 bool Store::evict_from(ClassId klass, Seconds now) {
