@@ -7,21 +7,22 @@ Results go to stdout; progress, bad lines and errors go to stderr.
 from __future__ import annotations
 
 import contextlib
+import enum
 import sys
 from collections.abc import Iterator
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console, RenderableType
 
+import kvpool
 from kvpool.replay import arguments
 
 if TYPE_CHECKING:
     from kvpool.replay.score import Score
     from kvpool.replay.trace import Trace
 
-PIPE_WIDTH = 120  # columns of a table that does not go to a terminal
+PIPE_WIDTH = 200  # columns of a table that does not go to a terminal
 
 app = typer.Typer(
     help="A KVCache pool for LLM inference.",
@@ -40,7 +41,7 @@ def main() -> None:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"kvpool {version('kvpool')}")
+        print(f"kvpool {kvpool.__version__}")
         raise typer.Exit
 
 
@@ -68,14 +69,15 @@ def replay(asked: arguments.ReplayArguments) -> None:
     plan, name = asked.plan(), str(asked.path)
     references = () if asked.as_json else report.REFERENCES
     scores = []
-    with _told_plainly(), progress.watching() as watch:
+    with _told_plainly(), progress.watching(prints_meanwhile=asked.as_json) as watch:
         for score in run.replay(plan, watch, references=references):
             scores.append(score)
             if asked.as_json:
                 print(report.json_line(name, score), flush=True)
     _tell_problems(plan.trace)
     if not asked.as_json:
-        _print(*report.tables(name, scores, block_bytes=plan.block_bytes))
+        width = _console().width
+        _print(*report.tables(name, scores, block_bytes=plan.block_bytes, width=width))
     if asked.plot is not None:
         _draw(asked.plot, name, scores)
     _fail_on_mismatches(scores)
@@ -102,7 +104,7 @@ def demo(seed: Seed = 1, as_json: arguments.AsJson = False) -> None:
 
     workload = WorkloadOptions(seed=seed)
     scores = []
-    with _told_plainly(), progress.watching() as watch:
+    with _told_plainly(), progress.watching(prints_meanwhile=as_json) as watch:
         for score in demo.demo(workload, watch):
             scores.append(score)
             if as_json:
@@ -112,19 +114,57 @@ def demo(seed: Seed = 1, as_json: arguments.AsJson = False) -> None:
     _fail_on_mismatches(scores)
 
 
+class _Bench(enum.StrEnum):
+    """Kept beside bench.suite, which is not imported for `--help`; a test compares the two."""
+
+    ALL = "all"
+    LOCAL = "local"
+    KEYS = "keys"
+    LOOKUP = "lookup"
+    POLICY = "policy"
+    MEMORY = "memory"
+
+
+@app.command()
+def bench(
+    what: Annotated[_Bench, typer.Argument()] = _Bench.ALL,
+    as_json: arguments.AsJson = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Tiny sizes, to see that it runs; no figures to quote.")
+    ] = False,
+    seed: Seed = 1,
+) -> None:
+    """Measure the pool beside memcpy in the same run, and hold it to its bars."""
+    from kvpool.bench import rows, suite, timing
+    from kvpool.bench.scale import Scale
+
+    names = list(suite.BENCHES) if what == _Bench.ALL else [what.value]
+    scale = Scale(seed=seed, is_quick=quick)
+    _tell(timing.environment(seed))
+    with _told_plainly():
+        for name in names:
+            if as_json:
+                for row in suite.BENCHES[name](scale):
+                    print(rows.json_line(row), flush=True)
+                continue
+            with Console(stderr=True).status(name):  # a spinner, on a terminal only
+                found = list(suite.BENCHES[name](scale))
+            _print(rows.table(found))
+
+
 # --- what commands share -------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def _told_plainly() -> Iterator[None]:
     """Failures that a user can act on become one line and exit status 1; our bugs stay loud."""
-    import kvpool
+    from kvpool.bench.rows import BenchError
     from kvpool.replay.run import ReplayError
     from kvpool.replay.trace import TraceError
 
     try:
         yield
-    except (TraceError, ReplayError, kvpool.KvpoolError) as error:
+    except (TraceError, ReplayError, BenchError, kvpool.KvpoolError) as error:
         _tell(f"error: {error}")
         raise typer.Exit(1) from None
 
@@ -133,10 +173,13 @@ def _tell(line: str) -> None:
     print(f"kvpool: {line}", file=sys.stderr)
 
 
-def _print(*parts: RenderableType) -> None:
+def _console() -> Console:
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=PIPE_WIDTH)
+    return console if console.is_terminal else Console(width=PIPE_WIDTH)
+
+
+def _print(*parts: RenderableType) -> None:
+    console = _console()
     for part in parts:
         console.print(part)
 

@@ -21,13 +21,14 @@ import numpy as np
 
 from kvpool import _core
 from kvpool.config import parse_size
-from kvpool.errors import BadArgument, BadType, ManifestMismatch, PoolClosed
+from kvpool.errors import BadArgument, BadType, ForkedProcess, ManifestMismatch, PoolClosed
 from kvpool.keys import fold_keys, prefix_keys
 from kvpool.layers import plan_layers
 from kvpool.manifest import Manifest
 from kvpool.types import Hit, Keys, Put, PutResult, Reason
 
 Result = TypeVar("Result")
+AnyKey = Any  # 16 bytes: bytes, an element or a slice of keys()
 AnyKeys = Any  # packed keys (a buffer of n * 16 bytes) or a sequence of 16-byte keys
 AnyData = Any  # a buffer, a list of buffers, a torch CPU tensor, or a Region
 
@@ -42,7 +43,7 @@ ASYNC_THREADS = 2
 _open_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 
-def open(  # noqa: A001  (kvpool.open is the name users expect)
+def open(
     dram: str | int,
     *,
     dram_max: str | int | None = None,
@@ -56,14 +57,15 @@ def open(  # noqa: A001  (kvpool.open is the name users expect)
 ) -> Pool:
     """Open a pool in this process.
 
-    dram: payload memory, such as "4GiB" (rounded up to 2 MiB). Addresses are reserved, pages come
-    on demand. dram_max: the most resize() may ask for (default: four times dram).
-    policy: who is evicted; `temperature`, or lru, lfu, fifo, s3fifo for comparison. tau_s: half-life
-    of heat in seconds; by default it follows the workload. max_blocks: limit of resident blocks.
-    prefault: `ahead` keeps 32 MiB of free memory ready, `all` makes all of it in the background,
-    `off` none. evict_ahead: share of the slots that a background thread keeps free when the pool
-    is full. huge_pages: use them where the kernel gives them quickly.
-    clock: a ManualClock, for replay. Raises BadArgument, NoResource.
+    dram: payload memory, such as "4GiB" (rounded up to 2 MiB); addresses are reserved, pages come
+    on demand. dram_max: the most that resize() may ask for (default: four times dram).
+    policy: who is evicted; `temperature`, or lru, lfu, fifo, s3fifo for comparison.
+    tau_s: half-life of heat in seconds; by default it follows the workload.
+    max_blocks: limit of resident blocks; by default as many as fit.
+    prefault: `ahead` keeps 32 MiB of free memory ready, `all` makes all of it ready in the
+    background, `off` none. huge_pages: use them where the kernel gives them quickly.
+    evict_ahead: share of the slots that a background thread keeps free when the pool is full.
+    clock: a ManualClock, for replay and tests. Raises BadArgument, NoResource.
     """
     dram_bytes = _size("dram", dram)
     most = min(4 * dram_bytes, DRAM_BYTES_MAX) if dram_max is None else _size("dram_max", dram_max)
@@ -113,6 +115,7 @@ class Pool:
         """
         if not isinstance(manifest, Manifest):
             raise BadType(f"manifest is {type(manifest).__name__}; it must be kvpool.Manifest")
+        self._require_usable()
         with self._lock:
             known = self._named.get(manifest.name) if manifest.name else None
             if known is not None and known != manifest:
@@ -153,7 +156,7 @@ class Pool:
         self._node.trim()
 
     def stats(self) -> dict[str, Any]:
-        """Counters since open() and levels now; names have units (docs/limits.md). Takes the lock."""
+        """Counters since open() and levels now, by name (docs/architecture.md). Takes the lock."""
         return self._node.stats()
 
     def check(self) -> None:
@@ -162,15 +165,15 @@ class Pool:
 
     @property
     def closed(self) -> bool:
-        """True after close()."""
-        return self._node.is_closed
+        """True after close(), and in a forked child."""
+        return self._node.is_forked or self._node.is_closed
 
     def close(self) -> None:
         """End the pool: idempotent, waits for calls under way, at most for their own time-outs."""
+        if self._node.is_forked:  # the lock may be held for ever in a child
+            return
         with self._lock:
             executor, self._executor = self._executor, None
-        if self._node.is_forked:
-            return
         self._node.close()
         if executor is not None:
             executor.shutdown(wait=True)
@@ -186,10 +189,15 @@ class Pool:
     ) -> None:
         self.close()
 
+    def _require_usable(self) -> None:
+        if self._node.is_forked:
+            raise ForkedProcess("this pool belongs to the parent process; open one in the child")
+        if self._node.is_closed:
+            raise PoolClosed("the pool is closed")
+
     async def _in_thread(self, call: Callable[[], Result]) -> Result:
+        self._require_usable()
         with self._lock:
-            if self._node.is_closed:
-                raise PoolClosed("the pool is closed")
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(ASYNC_THREADS, "kvpool")
             executor = self._executor
@@ -216,7 +224,7 @@ class Namespace(_core.Space):
         token_ids: Sequence[int] | np.ndarray[Any, Any],
         *,
         extra: bytes = b"",
-        after: bytes | None = None,
+        after: AnyKey | None = None,
     ) -> Keys:
         """Keys of the whole blocks of `token_ids`; see kvpool.keys.prefix_keys.
 
@@ -241,8 +249,7 @@ class Namespace(_core.Space):
         Pins nothing and heats nothing: a block may be evicted before a get, which then reports a
         miss. Takes no lock; 256 keys take some 5 us.
         """
-        tiers = np.zeros(_key_count(keys), np.uint8)
-        return Hit(self._lookup(keys, tiers), tiers)
+        return Hit(*self.count_present(keys))
 
     def put(
         self,
@@ -251,7 +258,7 @@ class Namespace(_core.Space):
         stride: int | None = None,
         *,
         offsets: Any = None,
-        parent: bytes | None = None,
+        parent: AnyKey | None = None,
         timeout: float = PUT_TIMEOUT_S,
     ) -> PutResult:
         """Store blocks; when this returns, every stored block is readable by everyone.
@@ -263,7 +270,7 @@ class Namespace(_core.Space):
         seconds at most. The first block without room ends the call: the rest would be unreachable.
         Raises BadArgument for wrong sizes, PoolClosed. Cost: one copy and a checksum per block.
         """
-        return PutResult(self._put(keys, data, stride, offsets, parent, timeout))
+        return PutResult(self.put_codes(keys, data, stride, offsets, parent, timeout))
 
     def view(self, keys: AnyKeys) -> View:
         """The leading blocks that are present, in place: read-only memoryviews, pinned meanwhile.
@@ -275,7 +282,7 @@ class Namespace(_core.Space):
         return View(self, keys)
 
     def reserve(
-        self, key: bytes, *, parent: bytes | None = None, timeout: float = PUT_TIMEOUT_S
+        self, key: AnyKey, *, parent: AnyKey | None = None, timeout: float = PUT_TIMEOUT_S
     ) -> Slot:
         """A slot of the pool to be filled in place: a put without a copy.
 
@@ -283,7 +290,7 @@ class Namespace(_core.Space):
         the with commits, an exception aborts. slot.buffer is None when the key is present or
         there is no room (slot.status, slot.reason); nothing is to be done then.
         """
-        code, reservation = self._reserve(key, parent, timeout)
+        code, reservation = self.reserve_slot(key, parent, timeout)
         return Slot(code, reservation)
 
     def layers(self, kv_layers: Sequence[Any], dims: str | None = None) -> _core.Layers:
@@ -303,7 +310,7 @@ class Namespace(_core.Space):
         block_table: Any,
         keys: AnyKeys,
         *,
-        parent: bytes | None = None,
+        parent: AnyKey | None = None,
         timeout: float = PUT_TIMEOUT_S,
     ) -> PutResult:
         """Store blocks straight from an engine's pages: put, gathered on the way.
@@ -312,16 +319,14 @@ class Namespace(_core.Space):
         have one canonical order of bytes, whatever the strides and page size (docs/formats.md).
         """
         layers = self._as_layers(kv_layers)
-        return PutResult(self._save(layers, block_table, keys, parent, timeout))
+        return PutResult(self.save_codes(layers, block_table, keys, parent, timeout))
 
-    def load(
-        self, kv_layers: Sequence[Any] | _core.Layers, block_table: Any, keys: AnyKeys
-    ) -> int:
+    def load(self, kv_layers: Sequence[Any] | _core.Layers, block_table: Any, keys: AnyKeys) -> int:
         """Deliver the leading blocks that are present into an engine's pages; returns how many.
 
         The pages of the others hold nothing of value afterwards.
         """
-        return self._load(self._as_layers(kv_layers), block_table, keys)
+        return self.load_pages(self._as_layers(kv_layers), block_table, keys)
 
     async def aget_into(
         self, keys: AnyKeys, out: AnyData, stride: int | None = None, *, offsets: Any = None
@@ -341,7 +346,7 @@ class Namespace(_core.Space):
         stride: int | None = None,
         *,
         offsets: Any = None,
-        parent: bytes | None = None,
+        parent: AnyKey | None = None,
         timeout: float = PUT_TIMEOUT_S,
     ) -> PutResult:
         """put() on a thread of the pool's own: never blocks the event loop."""
@@ -365,7 +370,7 @@ class View:
         self._blocks: list[memoryview] = []
 
     def __enter__(self) -> list[memoryview]:
-        self._blocks = self._space._view(self._keys)
+        self._blocks = self._space.view_blocks(self._keys)
         return list(self._blocks)
 
     def __exit__(self, *_: object) -> None:
@@ -382,7 +387,7 @@ class Slot:
 
     __slots__ = ("_code", "_reservation", "buffer")
 
-    def __init__(self, code: int, reservation: _core.Reservation | None) -> None:
+    def __init__(self, code: int, reservation: Any) -> None:
         """For Namespace.reserve()."""
         self._code = code
         self._reservation = reservation
@@ -432,17 +437,6 @@ class Slot:
             self.commit()
         else:
             self.abort()
-
-
-def _key_count(keys: AnyKeys) -> int:
-    if isinstance(keys, (list, tuple)):
-        return len(keys)
-    try:
-        return memoryview(keys).nbytes // 16
-    except TypeError:
-        raise BadType(
-            f"keys are {type(keys).__name__}; they must be packed bytes or a list of keys"
-        ) from None
 
 
 def _size(name: str, value: str | int) -> int:

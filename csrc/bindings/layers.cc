@@ -33,8 +33,7 @@ PagedTensor paged_tensor(const TensorFacts& facts, const std::vector<std::string
   for (std::size_t i = 0; i < roles.size(); ++i) {
     const auto known = role(roles[i]);
     if (!known)
-      raise_bad_argument("dims has '" + roles[i] +
-                         "'; it can have page, kv, token, head, element");
+      raise_bad_argument("dims has '" + roles[i] + "'; it can have page, kv, token, head, element");
     tensor.dimensions.push_back({*known, shape[i], strides[i]});
   }
   return tensor;

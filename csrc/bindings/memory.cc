@@ -149,7 +149,7 @@ std::vector<std::int64_t> integers(nb::handle object, const char* name) {
     return values;
   }
   if (nb::hasattr(object, "tolist")) return integers(object.attr("tolist")(), name);
-  if (!is_sequence(object))
+  if (!PySequence_Check(object.ptr()) || PyUnicode_Check(object.ptr()))
     raise_bad_type(std::string(name) + " is " + type_of(object) +
                    "; it must be an integer array or a list of ints");
   for (nb::handle item : nb::borrow<nb::sequence>(object)) {
@@ -212,30 +212,26 @@ void Places::one_buffer(nb::handle object, Access access, const char* name, cons
   }
   first_ = memory.data();
   if (shape.count == 0) return;
-  const bool fits = shape.block_bytes <= memory.bytes() &&
-                    (shape.count == 1 ||
-                     (memory.bytes() - shape.block_bytes) / (shape.count - 1) >= stride_);
+  const bool fits =
+      shape.block_bytes <= memory.bytes() &&
+      (shape.count == 1 || (memory.bytes() - shape.block_bytes) / (shape.count - 1) >= stride_);
   // Data to be stored must be meant for these keys: more of it than they take is a mistake.
-  const bool exact = access == Access::write || stride != 0 ||
-                     memory.bytes() == shape.count * shape.block_bytes;
+  const bool exact =
+      access == Access::write || stride != 0 || memory.bytes() == shape.count * shape.block_bytes;
   if (!fits || !exact)
     raise_bad_argument(std::string(name) + " has " + number(memory.bytes()) + " bytes; " +
-                       number(shape.count) + " blocks of " + number(shape.block_bytes) +
-                       " bytes" +
+                       number(shape.count) + " blocks of " + number(shape.block_bytes) + " bytes" +
                        (stride != 0 ? " with a stride of " + std::to_string(stride) : "") +
-                       " take " +
-                       number((shape.count - 1) * stride_ + shape.block_bytes));
+                       " take " + number((shape.count - 1) * stride_ + shape.block_bytes));
 }
 
-void Places::many_buffers(nb::handle object, Access access, const char* name,
-                          const Shape& shape) {
+void Places::many_buffers(nb::handle object, Access access, const char* name, const Shape& shape) {
   const nb::tuple items = snapshot(object);
   const std::size_t count = items.size();
   if (count != shape.count)
     raise_bad_argument(std::string(name) + " is a list of " + number(count) + " buffers for " +
                        number(shape.count) + " keys");
-  if (!shape.stride.is_none())
-    raise_bad_argument("stride goes with one buffer, not with a list");
+  if (!shape.stride.is_none()) raise_bad_argument("stride goes with one buffer, not with a list");
   held_.reserve(count);
   each_.reserve(count);
   for (std::size_t i = 0; i < count; ++i) {

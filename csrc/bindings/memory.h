@@ -65,8 +65,8 @@ class Keys {
   std::size_t count() const { return keys_.size(); }
 
  private:
-  std::vector<Memory> packed_;    // none or one; keeps the bytes alive
-  std::vector<Hash128> copies_;   // where they lie apart or unaligned
+  std::vector<Memory> packed_;   // none or one; keeps the bytes alive
+  std::vector<Hash128> copies_;  // where they lie apart or unaligned
   std::span<const Hash128> keys_;
 };
 
@@ -78,10 +78,10 @@ std::vector<std::int64_t> integers(nb::handle object, const char* name);
 class Places {
  public:
   struct Shape {
-    std::size_t count = 0;        // blocks
+    std::size_t count = 0;  // blocks
     std::size_t block_bytes = 0;
-    nb::handle stride;            // None or int
-    nb::handle offsets;           // None or integers
+    nb::handle stride;   // None or int
+    nb::handle offsets;  // None or integers
   };
   Places(nb::handle object, Access access, const char* name, const Shape& shape);
 

@@ -121,7 +121,7 @@ PyType_Slot reservation_slots[] = {
 }  // namespace
 
 // A list of read-only memoryviews, one per leading block that is present.
-nb::object view_blocks(const SpaceHandle& space, nb::handle keys_object) {
+nb::typed<nb::list, nb::any> view_blocks(const SpaceHandle& space, nb::handle keys_object) {
   Node& node = space.use();
   const Keys keys(keys_object);
   std::vector<Lease> leases(keys.count());
@@ -129,16 +129,16 @@ nb::object view_blocks(const SpaceHandle& space, nb::handle keys_object) {
     nb::gil_scoped_release released;
     leases.resize(node.acquire(*space.space, keys.span(), leases.data()));
   }
-  nb::list blocks;
+  nb::typed<nb::list, nb::any> blocks;
   if (leases.empty()) return blocks;
   const std::vector<Lease> places = leases;
-  nb::object pinned = nb::cast(new Pinned(space.node, std::move(leases)),
-                               nb::rv_policy::take_ownership);
+  nb::object pinned =
+      nb::cast(new Pinned(space.node, std::move(leases)), nb::rv_policy::take_ownership);
   nb::object whole = nb::steal(PyMemoryView_FromObject(pinned.ptr()));
   if (!whole.is_valid()) throw nb::python_error();
   for (const Lease& lease : places) {
-    nb::object slice = nb::steal(PySlice_New(
-        nb::int_(lease.offset).ptr(), nb::int_(lease.offset + lease.bytes).ptr(), nullptr));
+    nb::object slice = nb::steal(PySlice_New(nb::int_(lease.offset).ptr(),
+                                             nb::int_(lease.offset + lease.bytes).ptr(), nullptr));
     nb::object block = nb::steal(PyObject_GetItem(whole.ptr(), slice.ptr()));
     if (!block.is_valid()) throw nb::python_error();
     blocks.append(block);
@@ -146,9 +146,9 @@ nb::object view_blocks(const SpaceHandle& space, nb::handle keys_object) {
   return blocks;
 }
 
-// (status, Reservation or None)
-nb::object reserve_block(const SpaceHandle& space, nb::handle key_object, nb::handle parent_object,
-                         double timeout_s) {
+nb::typed<nb::tuple, nb::int_, nb::any> reserve_block(const SpaceHandle& space,
+                                                      nb::handle key_object,
+                                                      nb::handle parent_object, double timeout_s) {
   Node& node = space.use();
   const Memory key_bytes(key_object, Access::read, "key");
   if (key_bytes.bytes() != kHashBytes)
@@ -163,7 +163,8 @@ nb::object reserve_block(const SpaceHandle& space, nb::handle key_object, nb::ha
   }
   Ticket ticket;
   PutStatus status;
-  const Node::PutRequest request{*space.space, {&key, 1},
+  const Node::PutRequest request{*space.space,
+                                 {&key, 1},
                                  parent_object.is_none() ? nullptr : &parent,
                                  deadline_after(timeout_s)};
   {
@@ -172,9 +173,9 @@ nb::object reserve_block(const SpaceHandle& space, nb::handle key_object, nb::ha
   }
   nb::object reservation = nb::none();
   if (status == PutStatus::stored)
-    reservation =
-        nb::cast(new Reservation(space, ticket), nb::rv_policy::take_ownership);
-  return nb::make_tuple(static_cast<std::uint8_t>(status), reservation);
+    reservation = nb::cast(new Reservation(space, ticket), nb::rv_policy::take_ownership);
+  return nb::typed<nb::tuple, nb::int_, nb::any>(
+      nb::make_tuple(static_cast<std::uint8_t>(status), reservation));
 }
 
 void bind_pinned(nb::module_& m) {

@@ -3,6 +3,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include <optional>
 #include <vector>
 
 #include "bindings/bind.h"
@@ -18,7 +19,7 @@ namespace {
 using nb::literals::operator""_a;
 
 // Below this a lookup takes less than 10 us and the GIL is kept.
-constexpr std::size_t kLookupWithGil = 64;
+constexpr std::size_t kLookupWithGil = 128;
 
 class BufferSource final : public BlockSource {
  public:
@@ -51,9 +52,8 @@ class PagedSource final : public BlockSource {
       : plan_(plan), pages_(pages) {}
   bool fill(std::size_t index, std::byte* slot, Hash128& sum) override {
     const std::size_t per_block = plan_.pages_per_block();
-    const auto result =
-        gather_with_checksum(plan_, pages_.subspan(index * per_block, per_block),
-                             {slot, plan_.block_bytes()}, Stores::streaming);
+    const auto result = gather_with_checksum(plan_, pages_.subspan(index * per_block, per_block),
+                                             {slot, plan_.block_bytes()}, Stores::streaming);
     if (result) sum = *result;
     return result.has_value();
   }
@@ -77,9 +77,9 @@ class PagedSink final : public BlockSink {
       return q.reader.still_there(q.found);
     };
     const std::size_t per_block = plan_.pages_per_block();
-    const auto result = scatter_while_valid(
-        plan_, pages_.subspan(index * per_block, per_block),
-        {reader.payload(found), plan_.block_bytes()}, StillValid{ask, &question});
+    const auto result = scatter_while_valid(plan_, pages_.subspan(index * per_block, per_block),
+                                            {reader.payload(found), plan_.block_bytes()},
+                                            StillValid{ask, &question});
     return result && *result;
   }
 
@@ -96,21 +96,21 @@ SpaceHandle open_space(const NodeHandle& node, nb::bytes id, std::uint64_t block
   return {node, space};
 }
 
-std::size_t lookup(const SpaceHandle& self, nb::handle keys_object, nb::handle tiers_object) {
+// (leading blocks present, one tier byte per key)
+nb::typed<nb::tuple, nb::int_, nb::bytes> lookup(const SpaceHandle& self, nb::handle keys_object) {
   Node& node = self.use();
   const Keys keys(keys_object);
-  std::vector<Memory> tiers;
-  std::uint8_t* places = nullptr;
-  if (!tiers_object.is_none()) {
-    tiers.emplace_back(tiers_object, Access::write, "tiers");
-    if (tiers.front().bytes() < keys.count())
-      raise_bad_argument("tiers has " + std::to_string(tiers.front().bytes()) +
-                         " bytes; it needs one per key: " + std::to_string(keys.count()));
-    places = reinterpret_cast<std::uint8_t*>(tiers.front().data());
+  // Nobody has seen this object yet, so its bytes may be written, also without the GIL.
+  nb::bytes tiers = nb::steal<nb::bytes>(
+      PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(keys.count())));
+  auto* places = reinterpret_cast<std::uint8_t*>(PyBytes_AS_STRING(tiers.ptr()));
+  std::size_t count = 0;
+  {
+    std::optional<nb::gil_scoped_release> released;
+    if (keys.count() > kLookupWithGil) released.emplace();
+    count = node.lookup(*self.space, keys.span(), places);
   }
-  if (keys.count() <= kLookupWithGil) return node.lookup(*self.space, keys.span(), places);
-  nb::gil_scoped_release released;
-  return node.lookup(*self.space, keys.span(), places);
+  return nb::typed<nb::tuple, nb::int_, nb::bytes>(nb::make_tuple(count, tiers));
 }
 
 std::size_t get_into(const SpaceHandle& self, nb::handle keys_object, nb::handle out,
@@ -198,12 +198,17 @@ std::size_t remove(const SpaceHandle& self, nb::handle keys_object) {
   return node.remove(*self.space, keys.span());
 }
 
-std::uint64_t drop(const SpaceHandle& self) { return self.use().drop_namespace(*self.space); }
+std::uint64_t drop(const SpaceHandle& self) {
+  Node& node = self.use();
+  nb::gil_scoped_release released;
+  return node.drop_namespace(*self.space);
+}
 
 double temperature(const SpaceHandle& self, nb::handle key) {
   Node& node = self.use();
   const Keys keys(key);
   if (keys.count() != 1) raise_bad_argument("temperature takes one key");
+  nb::gil_scoped_release released;
   return node.temperature(*self.space, keys.span()[0]);
 }
 
@@ -211,29 +216,32 @@ double temperature(const SpaceHandle& self, nb::handle key) {
 
 void bind_space(nb::module_& m) {
   nb::class_<SpaceHandle>(m, "Space", "One namespace of a node. Thread-safe.")
-      .def("__init__",
-           [](SpaceHandle* self, const NodeHandle& node, nb::bytes id, std::uint64_t block_bytes) {
-             new (self) SpaceHandle(open_space(node, id, block_bytes));
-           },
-           "node"_a, "id"_a, "block_bytes"_a)
+      .def(
+          "__init__",
+          [](SpaceHandle* self, const NodeHandle& node, nb::bytes id, std::uint64_t block_bytes) {
+            new (self) SpaceHandle(open_space(node, id, block_bytes));
+          },
+          "node"_a, "id"_a, "block_bytes"_a)
       .def_prop_ro("block_bytes", [](const SpaceHandle& s) { return s.space->block_bytes; })
-      .def("_lookup", &lookup, "keys"_a, "tiers"_a = nb::none())
-      .def("get_into", &get_into, "keys"_a, "out"_a, "stride"_a = nb::none(), nb::kw_only(),
-           "offsets"_a = nb::none(),
-           "Copy the leading blocks that are present into `out` and return how many there were.\n\n"
-           "keys: n keys in chain order, packed (n * 16 bytes) or a list. out: one writable buffer\n"
-           "with block i at i * stride bytes (stride: block_bytes unless given), a list of n\n"
-           "buffers of block_bytes each, or a Region with one byte offset per key.\n"
-           "Delivered blocks hold exactly the bytes that were put. What lies at the places of the\n"
-           "others is undefined. A missing block is not an error. Heats what it delivers.\n"
-           "Raises BadArgument for wrong sizes, PoolClosed. Thread-safe, releases the GIL, takes\n"
-           "no lock; cost: one copy.")
-      .def("_put", &put, "keys"_a, "data"_a, "stride"_a.none(), "offsets"_a.none(),
+      .def("count_present", &lookup, "keys"_a)
+      .def(
+          "get_into", &get_into, "keys"_a, "out"_a, "stride"_a = nb::none(), nb::kw_only(),
+          "offsets"_a = nb::none(),
+          "Copy the leading blocks that are present into `out` and return how many there were.\n\n"
+          "keys: n keys in chain order, packed (n * 16 bytes) or a list. out: one writable buffer\n"
+          "with block i at i * stride bytes (stride: block_bytes unless given), a list of n\n"
+          "buffers of block_bytes each, or a Region with one byte offset per key.\n"
+          "Delivered blocks hold exactly the bytes that were put. What lies at the places of the\n"
+          "others is undefined. A missing block is not an error. Heats what it delivers.\n"
+          "Raises BadArgument for wrong sizes, PoolClosed. Thread-safe, releases the GIL, takes\n"
+          "no lock; cost: one copy.")
+      .def("put_codes", &put, "keys"_a, "data"_a, "stride"_a.none(), "offsets"_a.none(),
            "parent"_a.none(), "timeout_s"_a)
-      .def("_save", &save, "layers"_a, "block_table"_a, "keys"_a, "parent"_a.none(), "timeout_s"_a)
-      .def("_load", &load, "layers"_a, "block_table"_a, "keys"_a)
-      .def("_view", &view_blocks, "keys"_a)
-      .def("_reserve", &reserve_block, "key"_a, "parent"_a.none(), "timeout_s"_a)
+      .def("save_codes", &save, "layers"_a, "block_table"_a, "keys"_a, "parent"_a.none(),
+           "timeout_s"_a)
+      .def("load_pages", &load, "layers"_a, "block_table"_a, "keys"_a)
+      .def("view_blocks", &view_blocks, "keys"_a)
+      .def("reserve_slot", &reserve_block, "key"_a, "parent"_a.none(), "timeout_s"_a)
       .def("remove", &remove, "keys"_a,
            "Take these keys out of the pool and return how many were there.\n\n"
            "Blocks that somebody views keep their bytes until released. Thread-safe, releases the\n"

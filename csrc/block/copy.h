@@ -7,9 +7,8 @@
 // where there is no assembly or where TSan must see what happens.
 //
 // Relies on: ranges of one call do not overlap.
-// Promises:  exactly the bytes asked for are read and written; fast at any alignment. libc memcpy
-// is
-//            not used: it turns to string instructions, which lose a factor of two when the
+// Promises:  exactly the bytes asked for are read and written; fast at any alignment. libc
+//            memcpy is not used: it turns to string instructions, which lose a factor of two when the
 //            destination is not on a cache line, as big numpy arrays never are (16 bytes past one).
 // No call orders anything: use the fences below. Thread-safe.
 #pragma once
@@ -40,8 +39,8 @@ void racy_copy_runs(void* dst, const void* src, const Runs& runs);
 void racy_fill_runs(void* dst, const void* src, const Runs& runs);
 
 // Between "this slot is no longer readable" and the first byte written into it. On x86 a release
-// fence costs nothing and orders ordinary stores only; non-temporal stores may pass an earlier
-// ordinary one, hence the instruction.
+// fence costs nothing and orders ordinary stores only; non-temporal and string stores may pass an
+// earlier ordinary one, hence the instruction.
 inline void fence_before_overwrite() {
   std::atomic_thread_fence(std::memory_order_release);
 #if defined(__x86_64__)

@@ -53,6 +53,7 @@ class SlabPool {
 
   // A free slot of an existing slab; nullopt when the class has none. `owner`: below 2^31.
   std::optional<Slot> take(ClassId id, std::uint32_t owner);
+  bool has_room(ClassId id) const { return classes_[id].with_room != kNoSlab; }
   // Adds a slab to the class. `punch` receives free units that must be given back for it. False:
   // not enough units under the limit, or no run of addresses long enough.
   bool add_slab(ClassId id, std::vector<UnitRun>& punch);
@@ -127,10 +128,10 @@ class SlabPool {
   std::vector<SizeClass> classes_;
   std::vector<std::unique_ptr<Slab>> slabs_;
   std::vector<SlabId> free_slab_ids_;
-  std::vector<Unit> state_;            // per unit
-  std::vector<SlabId> slab_of_unit_;   // per unit; kNoSlab outside slabs
+  std::vector<Unit> state_;           // per unit
+  std::vector<SlabId> slab_of_unit_;  // per unit; kNoSlab outside slabs
   std::uint32_t limit_, committed_ = 0, used_ = 0, warming_ = 0;
-  std::uint32_t low_ = 0;              // no free unit lies below
+  std::uint32_t low_ = 0;  // no free unit lies below
 };
 
 }  // namespace kvpool

@@ -27,12 +27,12 @@
 namespace kvpool {
 
 struct StoreOptions {
-  std::uint64_t bytes_limit = 0;  // payload memory now, whole units
-  std::uint64_t bytes_max = 0;    // what it may be resized to
+  std::uint64_t bytes_limit = 0;   // payload memory now, whole units
+  std::uint64_t bytes_max = 0;     // what it may be resized to
   std::uint64_t blocks_limit = 0;  // resident blocks; 0 = as many as fit
   PolicyKind policy = PolicyKind::temperature;
-  double tau_s = 0;          // 0 = follow the workload
-  std::uint64_t salt = 0;    // of the index; random, so that keys cannot be chosen to collide
+  double tau_s = 0;        // 0 = follow the workload
+  std::uint64_t salt = 0;  // of the index; random, so that keys cannot be chosen to collide
 };
 
 enum class NoRoom : std::uint8_t {
@@ -88,6 +88,8 @@ class Store {
   bool evict_one(Seconds now);
   // Keeps `share` of each class's slots free where the pool is full, at most `at_most` evictions.
   std::uint32_t evict_ahead(double share, std::uint32_t at_most, Seconds now);
+  // Less than half of that is free: time to wake whoever evicts ahead. O(1).
+  bool is_short(ClassId klass, double share) const;
   // Looks at some records and frees those of dropped namespaces. True: more are left.
   bool sweep(std::uint32_t records, Seconds now);
   // Bounded work; call again while it returns true. False: done, or nothing more can go now.
@@ -125,7 +127,7 @@ class Store {
  private:
   static constexpr std::uint32_t kIndexBucketsPerStep = 1024;
   enum class State : std::uint8_t { free, reserved, resident, zombie };
-  struct Private {              // beside the shared record; zero = never used
+  struct Private {               // beside the shared record; zero = never used
     std::uint32_t pins_or_next;  // free: next free record + 1
     State state;
     std::uint8_t klass;
@@ -142,10 +144,13 @@ class Store {
     std::size_t operator()(const PendingKey& k) const { return fingerprint(k.incarnation, k.key); }
   };
 
-  Store(const StoreOptions& options, std::unique_ptr<Arena> arena,
-        std::unique_ptr<Arena> index, std::uint32_t records_max);
+  Store(const StoreOptions& options, std::unique_ptr<Arena> arena, std::unique_ptr<Arena> index,
+        std::uint32_t records_max);
 
-  std::optional<Slot> room_for(ClassId klass, BlockId owner, Seconds now);
+  bool make_room(ClassId klass, Seconds now);
+  std::uint64_t wanted_slots(ClassId klass, double share) const;
+  std::uint64_t wanted_blocks(double share) const;
+  std::uint64_t spare_blocks() const;
   bool evict_from(ClassId klass, Seconds now);
   std::optional<ClassId> coldest_class(ClassId except) const;
   bool steal_slab(ClassId klass, Seconds now);
