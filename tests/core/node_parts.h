@@ -43,9 +43,10 @@ inline std::vector<std::byte> payload_of(const Hash128& key, std::size_t bytes,
   return made;
 }
 
+// Every word, or one in `stride` bytes.
 inline bool is_payload(const std::byte* at, std::size_t bytes, const Hash128& key,
-                       std::uint64_t version = 0) {
-  for (std::size_t i = 0; i < bytes; i += 8) {
+                       std::uint64_t version = 0, std::size_t stride = 8) {
+  for (std::size_t i = 0; i < bytes; i += stride) {
     const std::uint64_t word = payload_word(key, version, i / 8);
     if (std::memcmp(at + i, &word, std::min<std::size_t>(8, bytes - i)) != 0) return false;
   }
