@@ -9,7 +9,8 @@ namespace kvpool {
 struct CpuFeatures {
   bool avx2 = false;    // and the operating system saves the 256-bit registers
   bool avx512 = false;  // F, BW, DQ and VL, and the operating system saves the 512-bit registers
-  bool sha = false;     // SHA-256 rounds, with the SSE4.1 shuffles that feed them
+  bool fast_strings = false;  // rep movsb moves whole lines
+  bool sha = false;           // SHA-256 rounds, with the SSE4.1 shuffles that feed them
 };
 
 const CpuFeatures& cpu_features();

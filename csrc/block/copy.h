@@ -40,8 +40,8 @@ void racy_copy_runs(void* dst, const void* src, const Runs& runs);
 void racy_fill_runs(void* dst, const void* src, const Runs& runs);
 
 // Between "this slot is no longer readable" and the first byte written into it. On x86 a release
-// fence costs nothing and orders ordinary stores only; non-temporal stores may pass an earlier
-// ordinary one, hence the instruction.
+// fence costs nothing and orders ordinary stores only; non-temporal and string stores may pass an
+// earlier ordinary one, hence the instruction.
 inline void fence_before_overwrite() {
   std::atomic_thread_fence(std::memory_order_release);
 #if defined(__x86_64__)

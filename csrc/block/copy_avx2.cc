@@ -1,6 +1,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/cpu.h"
 #include "block/copy_kernel.h"
 
 #if defined(__x86_64__)

@@ -105,11 +105,28 @@ KVP_INLINE void move_short(char* dst, const char* src, std::size_t bytes) {
   }
 }
 
+// String instructions do not fetch the lines that they will overwrite, which saves a tenth where
+// the destination is cold; but off a cache line, on either side, they lose half. From 1 MiB on they
+// gain nothing.
+KVP_INLINE bool strings_are_best(const char* dst, const char* src, std::size_t bytes) {
+  constexpr std::size_t kLeast = 4 << 10;
+  constexpr std::size_t kMost = 1 << 20;
+  const auto addresses =
+      reinterpret_cast<std::uintptr_t>(dst) | reinterpret_cast<std::uintptr_t>(src);
+  return bytes >= kLeast && bytes < kMost && addresses % kLineBytes == 0 &&
+         cpu_features().fast_strings;
+}
+
+KVP_INLINE void move_string(char* dst, const char* src, std::size_t bytes) {
+  asm volatile("rep movsb" : "+D"(dst), "+S"(src), "+c"(bytes)::"memory");
+}
+
 // Stores land on cache lines, whatever the alignment of the loads: a store over two lines costs
 // more than a load over two.
 template <bool kPastCache>
 KVP_INLINE void move_any(char* dst, const char* src, std::size_t bytes) {
   if (bytes < kStepBytes) return move_short(dst, src, bytes);
+  if (!kPastCache && strings_are_best(dst, src, bytes)) return move_string(dst, src, bytes);
   const std::size_t ahead = -reinterpret_cast<std::uintptr_t>(dst) % kLineBytes;
   if (ahead > 0) move_vectors<kLineBytes / kVectorBytes>(dst, src);
   std::size_t at = ahead;

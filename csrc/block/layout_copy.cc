@@ -136,28 +136,55 @@ class ValidPiece {
   StillValid valid_;
 };
 
-std::int64_t offset_of(const CopyPlan::Loop& loop, std::uint64_t step,
-                       std::span<const std::int64_t> pages) {
-  return loop.stride_bytes * (loop.over_pages ? pages[step] : static_cast<std::int64_t>(step));
+// Counts through the loops of a tensor like an odometer, the innermost fastest.
+class Odometer {
+ public:
+  Odometer(const CopyPlan::Tensor& tensor, std::span<const std::int64_t> pages)
+      : tensor_(tensor), pages_(pages) {}
+
+  std::byte* at() const {
+    std::byte* at = tensor_.base;
+    for (std::size_t i = 0; i < tensor_.loop_count; ++i) {
+      const CopyPlan::Loop& loop = tensor_.loops[i];
+      const auto step = loop.over_pages ? pages_[step_[i]] : static_cast<std::int64_t>(step_[i]);
+      at += loop.stride_bytes * step;
+    }
+    return at;
+  }
+  // False when it is back at the start.
+  bool turn() {
+    std::size_t i = tensor_.loop_count;
+    while (i > 0 && ++step_[i - 1] == tensor_.loops[i - 1].count) step_[--i] = 0;
+    return i > 0;
+  }
+
+ private:
+  const CopyPlan::Tensor& tensor_;
+  std::span<const std::int64_t> pages_;
+  std::array<std::uint64_t, kDimensionsMax> step_{};
+};
+
+// The processor sees by itself that a run goes on, but not where the next one begins. Four lines
+// are the best of 2 to 64: with pages of 4 KiB runs .93 of memcpy instead of .84; longer runs do
+// not care.
+void prefetch_start(const std::byte* at) {
+  constexpr std::size_t kLineBytes = 64;
+  for (std::size_t line = 0; line < 4; ++line) __builtin_prefetch(at + line * kLineBytes);
 }
 
-// Counts through the loops like an odometer, the innermost fastest.
 template <typename Mover>
 bool walk_tensor(const CopyPlan::Tensor& tensor, std::span<const std::int64_t> pages,
                  Mover& mover) {
-  std::array<std::uint64_t, kDimensionsMax> step{};
-  for (;;) {
-    std::byte* at = tensor.base;
-    for (std::size_t i = 0; i < tensor.loop_count; ++i) {
-      at += offset_of(tensor.loops[i], step[i], pages);
-    }
-    if (!mover.move(at, tensor.strip)) return false;
-    std::size_t turning = tensor.loop_count;
-    while (turning > 0 && ++step[turning - 1] == tensor.loops[turning - 1].count) {
-      step[--turning] = 0;
-    }
-    if (turning == 0) return true;
+  Odometer odometer(tensor, pages);
+  std::byte* at = odometer.at();
+  for (bool more = true; more;) {
+    std::byte* const now = at;
+    more = odometer.turn();
+    at = odometer.at();
+    prefetch_start(at);
+    if (!mover.move(now, tensor.strip)) return false;
   }
+  return true;
 }
 
 template <typename Mover>

@@ -12,6 +12,7 @@
 namespace kvpool {
 namespace {
 
+using test::Random;
 using Copy = void (*)(void*, const void*, std::size_t);
 using CopyRuns = void (*)(void*, const void*, const Runs&);
 
@@ -49,7 +50,7 @@ void check_one(Copy copy, std::size_t bytes, std::size_t dst_offset, std::size_t
 }
 
 TEST_CASE("copy: every length up to 1024 at random alignments") {
-  test::Random random("copy");
+  Random random("copy");
   const auto source = random.bytes(1024 + 64);
   for (const Copy copy : copies()) {
     for (std::size_t bytes = 0; bytes <= 1024; ++bytes) {
@@ -62,7 +63,7 @@ TEST_CASE("copy: every length up to 1024 at random alignments") {
 }
 
 TEST_CASE("copy: long ranges at every destination alignment") {
-  test::Random random("copy long");
+  Random random("copy long");
   const auto source = random.bytes(70'000);
   for (const Copy copy : copies()) {
     for (std::size_t offset = 0; offset < 64; ++offset) {
@@ -72,8 +73,31 @@ TEST_CASE("copy: long ranges at every destination alignment") {
   }
 }
 
+TEST_CASE("copy: both sides on a cache line, around the lengths where the method changes") {
+  Random random("copy aligned");
+  constexpr std::size_t kMost = (1 << 20) + 300;
+  constexpr std::size_t kLine = 64;
+  static unsigned char src alignas(kLine)[kMost];
+  static unsigned char dst alignas(kLine)[kMost + kGuardBytes];
+  const auto source = random.bytes(kMost);
+  std::ranges::copy(source, src);
+  for (const Copy copy : copies()) {
+    for (const std::size_t length : {4u << 10, 1u << 20}) {
+      for (const std::size_t bytes :
+           {length - 1, length, length + 1, length + random.between<std::size_t>(2, 299)}) {
+        CAPTURE(bytes);
+        std::ranges::fill(dst, kGuard);
+        copy(dst, src, bytes);
+        fence_before_publish();
+        REQUIRE(std::equal(dst, dst + bytes, src));
+        REQUIRE(untouched(dst + bytes, dst + bytes + kGuardBytes));
+      }
+    }
+  }
+}
+
 TEST_CASE("copy: runs of any length, either side spread or packed") {
-  test::Random random("copy runs");
+  Random random("copy runs");
   std::vector<CopyRuns> all = {racy_copy_runs, racy_fill_runs};
   for (const CopyKernel* kernel : copy_kernels()) all.push_back(kernel->copy_runs);
   for (const CopyRuns copy_runs : all) {
