@@ -73,7 +73,8 @@ core-tests: setup
 .PHONY: check-format check-lint check-types check-stub check-tidy
 check-format: setup
 	@echo 'check: format of Python and C++'
-	@.venv/bin/ruff format --check -q . && .venv/bin/clang-format --dry-run -Werror $(cpp)
+	@status=0; .venv/bin/ruff format --check -q . || status=1; \
+	  .venv/bin/clang-format --dry-run -Werror $(cpp) || status=1; exit $$status
 check-lint: setup
 	@echo 'check: lint'
 	@.venv/bin/ruff check -q .

@@ -7,6 +7,7 @@ Results go to stdout; progress, bad lines and errors go to stderr.
 from __future__ import annotations
 
 import contextlib
+import enum
 import sys
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -112,6 +113,43 @@ def demo(seed: Seed = 1, as_json: arguments.AsJson = False) -> None:
     _fail_on_mismatches(scores)
 
 
+class _Bench(enum.StrEnum):
+    """Kept beside bench.suite, which is not imported for `--help`; a test compares the two."""
+
+    ALL = "all"
+    LOCAL = "local"
+    KEYS = "keys"
+    LOOKUP = "lookup"
+    POLICY = "policy"
+    MEMORY = "memory"
+
+
+@app.command()
+def bench(
+    what: Annotated[_Bench, typer.Argument()] = _Bench.ALL,
+    as_json: arguments.AsJson = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Tiny sizes, to see that it runs; no figures to quote.")
+    ] = False,
+    seed: Seed = 1,
+) -> None:
+    """Measure the pool beside memcpy in the same run, and hold it to its bars."""
+    from kvpool.bench import rows, suite, timing
+    from kvpool.bench.scale import Scale
+
+    names = list(suite.BENCHES) if what == _Bench.ALL else [what.value]
+    _tell(timing.environment(seed))
+    with _told_plainly():
+        for name in names:
+            found = []
+            for row in suite.BENCHES[name](Scale(seed=seed, is_quick=quick)):
+                found.append(row)
+                if as_json:
+                    print(rows.json_line(row), flush=True)
+            if not as_json:
+                _print(rows.table(found))
+
+
 # --- what commands share -------------------------------------------------------------------------
 
 
@@ -119,12 +157,13 @@ def demo(seed: Seed = 1, as_json: arguments.AsJson = False) -> None:
 def _told_plainly() -> Iterator[None]:
     """Failures that a user can act on become one line and exit status 1; our bugs stay loud."""
     import kvpool
+    from kvpool.bench.rows import BenchError
     from kvpool.replay.run import ReplayError
     from kvpool.replay.trace import TraceError
 
     try:
         yield
-    except (TraceError, ReplayError, kvpool.KvpoolError) as error:
+    except (TraceError, ReplayError, BenchError, kvpool.KvpoolError) as error:
         _tell(f"error: {error}")
         raise typer.Exit(1) from None
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from kvpool import _core
 from kvpool.config import parse_size
-from kvpool.errors import BadArgument, BadType, ManifestMismatch, PoolClosed
+from kvpool.errors import BadArgument, BadType, ForkedProcess, ManifestMismatch, PoolClosed
 from kvpool.keys import fold_keys, prefix_keys
 from kvpool.layers import plan_layers
 from kvpool.manifest import Manifest
@@ -113,6 +113,7 @@ class Pool:
         """
         if not isinstance(manifest, Manifest):
             raise BadType(f"manifest is {type(manifest).__name__}; it must be kvpool.Manifest")
+        self._require_usable()
         with self._lock:
             known = self._named.get(manifest.name) if manifest.name else None
             if known is not None and known != manifest:
@@ -162,15 +163,15 @@ class Pool:
 
     @property
     def closed(self) -> bool:
-        """True after close()."""
-        return self._node.is_closed
+        """True after close(), and in a forked child."""
+        return self._node.is_forked or self._node.is_closed
 
     def close(self) -> None:
         """End the pool: idempotent, waits for calls under way, at most for their own time-outs."""
+        if self._node.is_forked:  # the lock may be held for ever in a child
+            return
         with self._lock:
             executor, self._executor = self._executor, None
-        if self._node.is_forked:
-            return
         self._node.close()
         if executor is not None:
             executor.shutdown(wait=True)
@@ -186,10 +187,15 @@ class Pool:
     ) -> None:
         self.close()
 
+    def _require_usable(self) -> None:
+        if self._node.is_forked:
+            raise ForkedProcess("this pool belongs to the parent process; open one in the child")
+        if self._node.is_closed:
+            raise PoolClosed("the pool is closed")
+
     async def _in_thread(self, call: Callable[[], Result]) -> Result:
+        self._require_usable()
         with self._lock:
-            if self._node.is_closed:
-                raise PoolClosed("the pool is closed")
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(ASYNC_THREADS, "kvpool")
             executor = self._executor

@@ -149,7 +149,16 @@ void bind_node(nb::module_& m) {
              nb::gil_scoped_release released;
              n.trim();
            })
-      .def("stats", [](const NodeHandle& node) { return stats_dict(usable(node).stats()); })
+      .def("stats",
+           [](const NodeHandle& node) {
+             Node& n = usable(node);
+             NodeStats stats;
+             {
+               nb::gil_scoped_release released;
+               stats = n.stats();
+             }
+             return stats_dict(stats);
+           })
       .def("settle",
            [](const NodeHandle& node, double timeout_s) {
              Node& n = usable(node);

@@ -198,12 +198,17 @@ std::size_t remove(const SpaceHandle& self, nb::handle keys_object) {
   return node.remove(*self.space, keys.span());
 }
 
-std::uint64_t drop(const SpaceHandle& self) { return self.use().drop_namespace(*self.space); }
+std::uint64_t drop(const SpaceHandle& self) {
+  Node& node = self.use();
+  nb::gil_scoped_release released;
+  return node.drop_namespace(*self.space);
+}
 
 double temperature(const SpaceHandle& self, nb::handle key) {
   Node& node = self.use();
   const Keys keys(key);
   if (keys.count() != 1) raise_bad_argument("temperature takes one key");
+  nb::gil_scoped_release released;
   return node.temperature(*self.space, keys.span()[0]);
 }
 

@@ -156,17 +156,15 @@ class Node {
   bool settle(Deadline deadline);
 
  private:
-  struct Pins;
+  struct Call;
   using Lock = std::unique_lock<std::mutex>;
 
   Node(const NodeOptions& options, std::unique_ptr<Store> store,
        std::shared_ptr<const Clock> clock);
 
-  BlockId pin_parent(const PutRequest& request);
   PutStatus reserve_locked(Lock& lock, const PutRequest& request, const Hash128& key,
                            Store::Reserved& reserved);
-  PutStatus store_block(Lock& lock, const PutRequest& request, std::size_t index,
-                        BlockSource& source, Pins& pins);
+  PutStatus store_block(Lock& lock, Call& call, std::size_t index, BlockSource& source);
   bool back_with_pages(const Store::Reserved& reserved);
   bool get_one(const Namespace& space, const Hash128& key, std::size_t index, BlockSink& sink,
                Found& found);

@@ -3,52 +3,60 @@
 
 namespace kvpool {
 
-// Blocks of the running call: none of them may be evicted to make room for a later one.
-struct Node::Pins {
-  explicit Pins(Store& owner) : store(owner) {}
-  Store& store;
-  std::vector<BlockId> records;
+// What one put holds while it runs: its blocks so far, none of which may be evicted to make room
+// for a later one, and the incarnation they belong to.
+struct Node::Call {
+  Call(const PutRequest& put, Store& owner)
+      : request(put),
+        store(owner),
+        incarnation(put.space.incarnation.load(std::memory_order_relaxed)) {}
 
-  void add(BlockId record) {
-    store.pin(record);
-    records.push_back(record);
+  const PutRequest& request;
+  Store& store;
+  const std::uint32_t incarnation;
+  std::vector<BlockId> pinned;
+
+  bool dropped() const {
+    return request.space.incarnation.load(std::memory_order_relaxed) != incarnation;
   }
-  void release() {  // under the lock
-    for (const BlockId record : records) store.unpin(record);
-    records.clear();
+  void pin(BlockId record) {
+    store.pin(record);
+    pinned.push_back(record);
+  }
+  BlockId last() const { return pinned.empty() ? kNoBlock : pinned.back(); }
+  void unpin_all() {
+    for (const BlockId record : pinned) store.unpin(record);
   }
 };
 
 void Node::put(const PutRequest& request, BlockSource& source, PutStatus* statuses) {
   Lock lock(mutex_);
   drain_touches();
-  Pins pins(*store_);
+  Call call(request, *store_);
   if (request.parent != nullptr) {
     BlockId parent = kNoBlock;
-    if (store_->find(request.space, *request.parent, parent)) pins.add(parent);
+    if (store_->find(request.space, *request.parent, parent)) call.pin(parent);
   }
   std::size_t done = 0;
   for (; done < request.keys.size(); ++done) {
-    statuses[done] = store_block(lock, request, done, source, pins);
+    statuses[done] = store_block(lock, call, done, source);
     if (statuses[done] > PutStatus::present) break;
   }
-  pins.release();
-  const std::size_t refused = request.keys.size() - done;
+  call.unpin_all();
+  lock.unlock();
   for (std::size_t i = done + 1; i < request.keys.size(); ++i)
     statuses[i] = PutStatus::chain_broken;
-  lock.unlock();
-  not_stored_.fetch_add(refused, std::memory_order_relaxed);
-  put_bytes_.fetch_add(done * request.space.block_bytes, std::memory_order_relaxed);
+  not_stored_.fetch_add(request.keys.size() - done, std::memory_order_relaxed);
 }
 
-PutStatus Node::store_block(Lock& lock, const PutRequest& request, std::size_t index,
-                            BlockSource& source, Pins& pins) {
-  const BlockId parent = pins.records.empty() ? kNoBlock : pins.records.back();
+PutStatus Node::store_block(Lock& lock, Call& call, std::size_t index, BlockSource& source) {
+  // The rest of a chain whose head was dropped could never be reached.
+  if (call.dropped()) return PutStatus::dropped;
   Store::Reserved reserved{};
-  const PutStatus status = reserve_locked(lock, request, request.keys[index], reserved);
+  const PutStatus status = reserve_locked(lock, call.request, call.request.keys[index], reserved);
   if (status == PutStatus::present) {
     store_->touch(reserved.record, clock_->now());
-    pins.add(reserved.record);
+    call.pin(reserved.record);
   }
   if (status != PutStatus::stored) return status;
 
@@ -65,11 +73,12 @@ PutStatus Node::store_block(Lock& lock, const PutRequest& request, std::size_t i
     settled_.notify_all();
     return backed ? PutStatus::failed : PutStatus::no_memory;
   }
-  const auto committed = store_->commit(reserved.record, sum, parent, clock_->now());
+  const auto committed = store_->commit(reserved.record, sum, call.last(), clock_->now());
   settled_.notify_all();
   if (committed == Store::Committed::dropped) return PutStatus::dropped;
   if (committed == Store::Committed::index_full) return PutStatus::pool_index;
-  pins.add(reserved.record);
+  call.pin(reserved.record);
+  put_bytes_.fetch_add(call.request.space.block_bytes, std::memory_order_relaxed);
   return PutStatus::stored;
 }
 
