@@ -142,10 +142,12 @@ def unpack(packed: bytes) -> Manifest:
         raise BadArgument("a manifest is a list of [field, value] pairs")
     if [name for name, _ in pairs] != known:
         raise BadArgument(f"a manifest has the fields {', '.join(known)}, in that order")
-    values = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in pairs
-    }
-    return Manifest(**values)
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in pairs}
+    manifest = Manifest(**values)
+    # The id is a digest of the bytes: one manifest must not come in two spellings.
+    if manifest.pack() != packed:
+        raise BadArgument("not a manifest: its bytes are not in the canonical form")
+    return manifest
 
 
 def _plain(value: object) -> object:

@@ -5,6 +5,9 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
+#include <new>
+#include <string>
+#include <system_error>
 #include <thread>
 
 #include "bindings/bind.h"
@@ -54,13 +57,31 @@ NodeHandle open_node(const OpenRequest& request, std::shared_ptr<ManualClock> ma
     clock = std::move(manual);
   else
     clock = std::make_shared<SystemClock>();
-  auto node = value_or_raise(Node::open(options_of(request), std::move(clock)));
+  std::unique_ptr<Node> node;
+  try {
+    node = value_or_raise(Node::open(options_of(request), std::move(clock)));
+  } catch (const std::bad_alloc&) {
+    throw Raised("NoResource", "the machine refused memory for the books of a pool of " +
+                                   std::to_string(request.dram_max) + " bytes");
+  } catch (const std::system_error& error) {
+    throw Raised("NoResource", std::string("the machine refused a thread: ") + error.what());
+  }
   // In a forked child the locks may be held and the threads are gone: leave everything as it is.
   return {node.release(), [](Node* n) {
             if (n->is_forked()) return;
             nb::gil_scoped_release released;
             delete n;
           }};
+}
+
+// Beyond this, differences of a microsecond are lost in a double.
+constexpr Seconds kClockMax = 1e12;
+
+void set_clock(ManualClock& clock, double seconds) {
+  if (!(seconds >= clock.now() && seconds <= kClockMax))
+    raise_bad_argument("the time is " + std::to_string(clock.now()) +
+                       " s; it can move forward to 1e12 s, not to " + std::to_string(seconds));
+  clock.set(seconds);
 }
 
 nb::dict stats_dict(const NodeStats& s) {
@@ -112,7 +133,8 @@ void bind_node(nb::module_& m) {
   nb::class_<ManualClock>(m, "ManualClock",
                           "Time that stands still until it is set: for replay and tests.")
       .def(nb::init<>())
-      .def("set", &ManualClock::set, "seconds"_a, "Move the time; never back. Thread-safe.")
+      .def("set", &set_clock, "seconds"_a,
+           "Move the time to 0..1e12 seconds; back raises BadArgument. Thread-safe.")
       .def("now", &ManualClock::now);
   nb::class_<Node>(m, "Node", "The pool of one process: tiers, index and policy. Thread-safe.")
       .def_static(
@@ -132,17 +154,21 @@ void bind_node(nb::module_& m) {
              nb::gil_scoped_release released;
              node->close();
            })
+      .def(
+          "require_usable", [](const NodeHandle& node) { usable(node); },
+          "Raise PoolClosed or ForkedProcess where no call can be made.")
       .def_prop_ro("is_closed", [](const NodeHandle& node) { return node->is_closed(); })
       .def_prop_ro("is_forked", [](const NodeHandle& node) { return node->is_forked(); })
-      .def("resize",
-           [](const NodeHandle& node, std::uint64_t dram, std::uint64_t max_blocks,
-              double timeout_s) {
-             Node& n = usable(node);
-             const auto deadline = deadline_after(timeout_s);
-             nb::gil_scoped_release released;
-             return value_or_raise(n.resize(dram, max_blocks, deadline));
-           },
-           "dram"_a, "max_blocks"_a, "timeout_s"_a)
+      .def(
+          "resize",
+          [](const NodeHandle& node, std::uint64_t dram, std::uint64_t max_blocks,
+             nb::handle timeout_s) {
+            Node& n = usable(node);
+            const auto deadline = deadline_after(timeout_s);
+            nb::gil_scoped_release released;
+            return value_or_raise(n.resize(dram, max_blocks, deadline));
+          },
+          "dram"_a, "max_blocks"_a, "timeout_s"_a)
       .def("trim",
            [](const NodeHandle& node) {
              Node& n = usable(node);
@@ -159,50 +185,57 @@ void bind_node(nb::module_& m) {
              }
              return stats_dict(stats);
            })
-      .def("settle",
-           [](const NodeHandle& node, double timeout_s) {
-             Node& n = usable(node);
-             const auto deadline = deadline_after(timeout_s);
-             nb::gil_scoped_release released;
-             return n.settle(deadline);
-           },
-           "timeout_s"_a)
-      .def("check",
-           [](const NodeHandle& node) {
-             Node& n = usable(node);
-             nb::gil_scoped_release released;
-             n.check_invariants();
-           },
-           "Abort the process if the books do not add up. For tests; O(blocks).")
+      .def(
+          "settle",
+          [](const NodeHandle& node, nb::handle timeout_s) {
+            Node& n = usable(node);
+            const auto deadline = deadline_after(timeout_s);
+            nb::gil_scoped_release released;
+            return n.settle(deadline);
+          },
+          "timeout_s"_a)
+      .def(
+          "check",
+          [](const NodeHandle& node) {
+            Node& n = usable(node);
+            nb::gil_scoped_release released;
+            n.check_invariants();
+          },
+          "Abort the process if the books do not add up. For tests; O(blocks).")
       .def_prop_ro("base_address",
                    [](const NodeHandle& node) {
                      return reinterpret_cast<std::uintptr_t>(usable(node).arena());
                    })
-      .def("fault_fail",
-           [](const NodeHandle& node, std::string point, std::uint64_t times, std::uint64_t skip) {
-             node->faults().fail(std::move(point), times, skip);
-           },
-           "point"_a, "times"_a = 1, "skip"_a = 0)
-      .def("fault_pause",
-           [](const NodeHandle& node, std::string point, double at_most_s) {
-             node->faults().pause(std::move(point), std::chrono::milliseconds(static_cast<long>(
-                                                        at_most_s * 1000)));
-           },
-           "point"_a, "at_most_s"_a = 30.0)
-      .def("fault_resume",
-           [](const NodeHandle& node, const std::string& point) { node->faults().resume(point); },
-           "point"_a)
+      .def(
+          "fault_fail",
+          [](const NodeHandle& node, std::string point, std::uint64_t times, std::uint64_t skip) {
+            node->faults().fail(std::move(point), times, skip);
+          },
+          "point"_a, "times"_a = 1, "skip"_a = 0)
+      .def(
+          "fault_pause",
+          [](const NodeHandle& node, std::string point, double at_most_s) {
+            node->faults().pause(std::move(point),
+                                 std::chrono::milliseconds(static_cast<long>(at_most_s * 1000)));
+          },
+          "point"_a, "at_most_s"_a = 30.0)
+      .def(
+          "fault_resume",
+          [](const NodeHandle& node, const std::string& point) { node->faults().resume(point); },
+          "point"_a)
       .def("fault_clear", [](const NodeHandle& node) { node->faults().clear(); })
-      .def("fault_hits",
-           [](const NodeHandle& node, const std::string& point) {
-             return node->faults().hits(point);
-           },
-           "point"_a)
-      .def("fault_waiting",
-           [](const NodeHandle& node, const std::string& point) {
-             return node->faults().waiting(point);
-           },
-           "point"_a);
+      .def(
+          "fault_hits",
+          [](const NodeHandle& node, const std::string& point) {
+            return node->faults().hits(point);
+          },
+          "point"_a)
+      .def(
+          "fault_waiting",
+          [](const NodeHandle& node, const std::string& point) {
+            return node->faults().waiting(point);
+          },
+          "point"_a);
 }
 
 }  // namespace kvpool

@@ -13,7 +13,8 @@ namespace {
 using nb::literals::operator""_a;
 
 // The pins of one view. It exports the arena read-only; the memoryviews of the blocks are slices
-// of that one export, so the pins go when the last slice, or anything made from one, has gone.
+// of one export, so the pins go when the last slice, or anything made from one, has gone. Another
+// export (of a memoryview's `obj`) holds the pins as well; once they are gone there is no new one.
 class Pinned {
  public:
   Pinned(NodeHandle node, std::vector<Lease> leases)
@@ -27,23 +28,32 @@ class Pinned {
     node_->release(leases_);
     leases_.clear();
   }
-  bool active() const { return !leases_.empty(); }
 
   int export_arena(PyObject* self, Py_buffer* buffer, int flags) {
+    if (leases_.empty()) {
+      PyErr_SetString(PyExc_BufferError, "the blocks of this view were released");
+      return -1;
+    }
     const std::size_t bytes = node_->arena_bytes();
-    return PyBuffer_FillInfo(buffer, self, const_cast<std::byte*>(node_->arena()),
-                             static_cast<Py_ssize_t>(bytes), /*readonly=*/1, flags);
+    const int rc = PyBuffer_FillInfo(buffer, self, const_cast<std::byte*>(node_->arena()),
+                                     static_cast<Py_ssize_t>(bytes), /*readonly=*/1, flags);
+    if (rc == 0) ++exports_;
+    return rc;
+  }
+  void end_export() {
+    if (--exports_ == 0) release();
   }
 
  private:
   NodeHandle node_;
   std::vector<Lease> leases_;
+  std::size_t exports_ = 0;
 };
 
 int pinned_get(PyObject* self, Py_buffer* buffer, int flags) {
   return nb::inst_ptr<Pinned>(self)->export_arena(self, buffer, flags);
 }
-void pinned_release(PyObject* self, Py_buffer*) { nb::inst_ptr<Pinned>(self)->release(); }
+void pinned_release(PyObject* self, Py_buffer*) { nb::inst_ptr<Pinned>(self)->end_export(); }
 
 PyType_Slot pinned_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(pinned_get)},
                               {Py_bf_releasebuffer, reinterpret_cast<void*>(pinned_release)},
@@ -72,7 +82,8 @@ class Reservation {
   void abort() {
     require_open("abort");
     open_ = false;
-    space_.node->abort(ticket_);
+    // A forked child has a copy of the books that nobody reads, and the index is not mapped there.
+    if (!space_.node->is_forked()) space_.node->abort(ticket_);
   }
   bool is_open() const { return open_; }
 
@@ -123,7 +134,7 @@ PyType_Slot reservation_slots[] = {
 // A list of read-only memoryviews, one per leading block that is present.
 nb::object view_blocks(const SpaceHandle& space, nb::handle keys_object) {
   Node& node = space.use();
-  const Keys keys(keys_object);
+  const Keys keys(keys_object, Keys::Hold::in_place);
   std::vector<Lease> leases(keys.count());
   {
     nb::gil_scoped_release released;
@@ -132,13 +143,13 @@ nb::object view_blocks(const SpaceHandle& space, nb::handle keys_object) {
   nb::list blocks;
   if (leases.empty()) return blocks;
   const std::vector<Lease> places = leases;
-  nb::object pinned = nb::cast(new Pinned(space.node, std::move(leases)),
-                               nb::rv_policy::take_ownership);
+  nb::object pinned =
+      nb::cast(new Pinned(space.node, std::move(leases)), nb::rv_policy::take_ownership);
   nb::object whole = nb::steal(PyMemoryView_FromObject(pinned.ptr()));
   if (!whole.is_valid()) throw nb::python_error();
   for (const Lease& lease : places) {
-    nb::object slice = nb::steal(PySlice_New(
-        nb::int_(lease.offset).ptr(), nb::int_(lease.offset + lease.bytes).ptr(), nullptr));
+    nb::object slice = nb::steal(PySlice_New(nb::int_(lease.offset).ptr(),
+                                             nb::int_(lease.offset + lease.bytes).ptr(), nullptr));
     nb::object block = nb::steal(PyObject_GetItem(whole.ptr(), slice.ptr()));
     if (!block.is_valid()) throw nb::python_error();
     blocks.append(block);
@@ -148,22 +159,15 @@ nb::object view_blocks(const SpaceHandle& space, nb::handle keys_object) {
 
 // (status, Reservation or None)
 nb::object reserve_block(const SpaceHandle& space, nb::handle key_object, nb::handle parent_object,
-                         double timeout_s) {
+                         nb::handle timeout_s) {
   Node& node = space.use();
-  const Memory key_bytes(key_object, Access::read, "key");
-  if (key_bytes.bytes() != kHashBytes)
-    raise_bad_argument("a key has 16 bytes, not " + std::to_string(key_bytes.bytes()));
-  const Hash128 key = Hash128::from_bytes(key_bytes.data());
+  const Hash128 key = one_key(key_object, "key");
   Hash128 parent;
-  if (!parent_object.is_none()) {
-    const Memory bytes(parent_object, Access::read, "parent");
-    if (bytes.bytes() != kHashBytes)
-      raise_bad_argument("parent is a key of 16 bytes, not " + std::to_string(bytes.bytes()));
-    parent = Hash128::from_bytes(bytes.data());
-  }
+  if (!parent_object.is_none()) parent = one_key(parent_object, "parent");
   Ticket ticket;
   PutStatus status;
-  const Node::PutRequest request{*space.space, {&key, 1},
+  const Node::PutRequest request{*space.space,
+                                 {&key, 1},
                                  parent_object.is_none() ? nullptr : &parent,
                                  deadline_after(timeout_s)};
   {
@@ -172,8 +176,7 @@ nb::object reserve_block(const SpaceHandle& space, nb::handle key_object, nb::ha
   }
   nb::object reservation = nb::none();
   if (status == PutStatus::stored)
-    reservation =
-        nb::cast(new Reservation(space, ticket), nb::rv_policy::take_ownership);
+    reservation = nb::cast(new Reservation(space, ticket), nb::rv_policy::take_ownership);
   return nb::make_tuple(static_cast<std::uint8_t>(status), reservation);
 }
 

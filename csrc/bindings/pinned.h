@@ -8,6 +8,6 @@ namespace kvpool {
 
 nanobind::object view_blocks(const SpaceHandle& space, nanobind::handle keys);
 nanobind::object reserve_block(const SpaceHandle& space, nanobind::handle key,
-                               nanobind::handle parent, double timeout_s);
+                               nanobind::handle parent, nanobind::handle timeout_s);
 
 }  // namespace kvpool

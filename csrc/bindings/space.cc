@@ -51,9 +51,8 @@ class PagedSource final : public BlockSource {
       : plan_(plan), pages_(pages) {}
   bool fill(std::size_t index, std::byte* slot, Hash128& sum) override {
     const std::size_t per_block = plan_.pages_per_block();
-    const auto result =
-        gather_with_checksum(plan_, pages_.subspan(index * per_block, per_block),
-                             {slot, plan_.block_bytes()}, Stores::streaming);
+    const auto result = gather_with_checksum(plan_, pages_.subspan(index * per_block, per_block),
+                                             {slot, plan_.block_bytes()}, Stores::streaming);
     if (result) sum = *result;
     return result.has_value();
   }
@@ -77,9 +76,9 @@ class PagedSink final : public BlockSink {
       return q.reader.still_there(q.found);
     };
     const std::size_t per_block = plan_.pages_per_block();
-    const auto result = scatter_while_valid(
-        plan_, pages_.subspan(index * per_block, per_block),
-        {reader.payload(found), plan_.block_bytes()}, StillValid{ask, &question});
+    const auto result = scatter_while_valid(plan_, pages_.subspan(index * per_block, per_block),
+                                            {reader.payload(found), plan_.block_bytes()},
+                                            StillValid{ask, &question});
     return result && *result;
   }
 
@@ -98,7 +97,7 @@ SpaceHandle open_space(const NodeHandle& node, nb::bytes id, std::uint64_t block
 
 std::size_t lookup(const SpaceHandle& self, nb::handle keys_object, nb::handle tiers_object) {
   Node& node = self.use();
-  const Keys keys(keys_object);
+  const Keys keys(keys_object, Keys::Hold::in_place);
   std::vector<Memory> tiers;
   std::uint8_t* places = nullptr;
   if (!tiers_object.is_none()) {
@@ -116,7 +115,7 @@ std::size_t lookup(const SpaceHandle& self, nb::handle keys_object, nb::handle t
 std::size_t get_into(const SpaceHandle& self, nb::handle keys_object, nb::handle out,
                      nb::handle stride, nb::handle offsets) {
   Node& node = self.use();
-  const Keys keys(keys_object);
+  const Keys keys(keys_object, Keys::Hold::in_place);
   const Places places(out, Access::write, "out",
                       {keys.count(), self.space->block_bytes, stride, offsets});
   BufferSink sink(places);
@@ -127,15 +126,10 @@ std::size_t get_into(const SpaceHandle& self, nb::handle keys_object, nb::handle
 // One status byte per key.
 template <typename Source>
 nb::bytes put_from(const SpaceHandle& self, const Keys& keys, nb::handle parent_object,
-                   double timeout_s, Source& source) {
+                   nb::handle timeout_s, Source& source) {
   Node& node = self.use();
   Hash128 parent;
-  if (!parent_object.is_none()) {
-    const Memory bytes(parent_object, Access::read, "parent");
-    if (bytes.bytes() != kHashBytes)
-      raise_bad_argument("parent is a key of 16 bytes, not " + std::to_string(bytes.bytes()));
-    parent = Hash128::from_bytes(bytes.data());
-  }
+  if (!parent_object.is_none()) parent = one_key(parent_object, "parent");
   const Node::PutRequest request{*self.space, keys.span(),
                                  parent_object.is_none() ? nullptr : &parent,
                                  deadline_after(timeout_s)};
@@ -148,8 +142,8 @@ nb::bytes put_from(const SpaceHandle& self, const Keys& keys, nb::handle parent_
 }
 
 nb::bytes put(const SpaceHandle& self, nb::handle keys_object, nb::handle data, nb::handle stride,
-              nb::handle offsets, nb::handle parent, double timeout_s) {
-  const Keys keys(keys_object);
+              nb::handle offsets, nb::handle parent, nb::handle timeout_s) {
+  const Keys keys(keys_object, Keys::Hold::copied);
   const Places places(data, Access::read, "data",
                       {keys.count(), self.space->block_bytes, stride, offsets});
   BufferSource source(places, self.space->block_bytes);
@@ -173,8 +167,8 @@ std::vector<std::int64_t> checked_pages(const SpaceHandle& self, const Layers& l
 }
 
 nb::bytes save(const SpaceHandle& self, const Layers& layers, nb::handle block_table,
-               nb::handle keys_object, nb::handle parent, double timeout_s) {
-  const Keys keys(keys_object);
+               nb::handle keys_object, nb::handle parent, nb::handle timeout_s) {
+  const Keys keys(keys_object, Keys::Hold::copied);
   const auto pages = checked_pages(self, layers, block_table, keys.count());
   PagedSource source(layers.plan(), pages);
   return put_from(self, keys, parent, timeout_s, source);
@@ -183,7 +177,7 @@ nb::bytes save(const SpaceHandle& self, const Layers& layers, nb::handle block_t
 std::size_t load(const SpaceHandle& self, const Layers& layers, nb::handle block_table,
                  nb::handle keys_object) {
   Node& node = self.use();
-  const Keys keys(keys_object);
+  const Keys keys(keys_object, Keys::Hold::in_place);
   if (!layers.writable()) raise_bad_argument("a layer is read-only; load writes into all of them");
   const auto pages = checked_pages(self, layers, block_table, keys.count());
   PagedSink sink(layers.plan(), pages);
@@ -193,7 +187,7 @@ std::size_t load(const SpaceHandle& self, const Layers& layers, nb::handle block
 
 std::size_t remove(const SpaceHandle& self, nb::handle keys_object) {
   Node& node = self.use();
-  const Keys keys(keys_object);
+  const Keys keys(keys_object, Keys::Hold::in_place);
   nb::gil_scoped_release released;
   return node.remove(*self.space, keys.span());
 }
@@ -206,33 +200,34 @@ std::uint64_t drop(const SpaceHandle& self) {
 
 double temperature(const SpaceHandle& self, nb::handle key) {
   Node& node = self.use();
-  const Keys keys(key);
-  if (keys.count() != 1) raise_bad_argument("temperature takes one key");
+  const Hash128 name = one_key(key, "key");
   nb::gil_scoped_release released;
-  return node.temperature(*self.space, keys.span()[0]);
+  return node.temperature(*self.space, name);
 }
 
 }  // namespace
 
 void bind_space(nb::module_& m) {
   nb::class_<SpaceHandle>(m, "Space", "One namespace of a node. Thread-safe.")
-      .def("__init__",
-           [](SpaceHandle* self, const NodeHandle& node, nb::bytes id, std::uint64_t block_bytes) {
-             new (self) SpaceHandle(open_space(node, id, block_bytes));
-           },
-           "node"_a, "id"_a, "block_bytes"_a)
+      .def(
+          "__init__",
+          [](SpaceHandle* self, const NodeHandle& node, nb::bytes id, std::uint64_t block_bytes) {
+            new (self) SpaceHandle(open_space(node, id, block_bytes));
+          },
+          "node"_a, "id"_a, "block_bytes"_a)
       .def_prop_ro("block_bytes", [](const SpaceHandle& s) { return s.space->block_bytes; })
       .def("_lookup", &lookup, "keys"_a, "tiers"_a = nb::none())
-      .def("get_into", &get_into, "keys"_a, "out"_a, "stride"_a = nb::none(), nb::kw_only(),
-           "offsets"_a = nb::none(),
-           "Copy the leading blocks that are present into `out` and return how many there were.\n\n"
-           "keys: n keys in chain order, packed (n * 16 bytes) or a list. out: one writable buffer\n"
-           "with block i at i * stride bytes (stride: block_bytes unless given), a list of n\n"
-           "buffers of block_bytes each, or a Region with one byte offset per key.\n"
-           "Delivered blocks hold exactly the bytes that were put. What lies at the places of the\n"
-           "others is undefined. A missing block is not an error. Heats what it delivers.\n"
-           "Raises BadArgument for wrong sizes, PoolClosed. Thread-safe, releases the GIL, takes\n"
-           "no lock; cost: one copy.")
+      .def(
+          "get_into", &get_into, "keys"_a, "out"_a, "stride"_a = nb::none(), nb::kw_only(),
+          "offsets"_a = nb::none(),
+          "Copy the leading blocks that are present into `out` and return how many there were.\n\n"
+          "keys: n keys in chain order, packed (n * 16 bytes) or a list. out: one writable buffer\n"
+          "with block i at i * stride bytes (stride: block_bytes unless given), a list of n\n"
+          "buffers of block_bytes each, or a Region with one byte offset per key.\n"
+          "Delivered blocks hold exactly the bytes that were put. What lies at the places of the\n"
+          "others is undefined. A missing block is not an error. Heats what it delivers.\n"
+          "Raises BadArgument for wrong sizes, PoolClosed. Thread-safe, releases the GIL, takes\n"
+          "no lock; cost: one copy.")
       .def("_put", &put, "keys"_a, "data"_a, "stride"_a.none(), "offsets"_a.none(),
            "parent"_a.none(), "timeout_s"_a)
       .def("_save", &save, "layers"_a, "block_table"_a, "keys"_a, "parent"_a.none(), "timeout_s"_a)
