@@ -21,7 +21,7 @@ from kvpool.errors import (
     PoolClosed,
 )
 from kvpool.manifest import Manifest
-from kvpool.pool import Namespace, Pool, Slot, View, open  # noqa: A004
+from kvpool.pool import Namespace, Pool, Slot, View, open
 from kvpool.types import Hit, Keys, Put, PutResult, Reason, Tier
 
 __version__ = "0.1.0"

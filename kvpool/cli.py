@@ -10,12 +10,12 @@ import contextlib
 import enum
 import sys
 from collections.abc import Iterator
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console, RenderableType
 
+import kvpool
 from kvpool.replay import arguments
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def main() -> None:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"kvpool {version('kvpool')}")
+        print(f"kvpool {kvpool.__version__}")
         raise typer.Exit
 
 
@@ -156,7 +156,6 @@ def bench(
 @contextlib.contextmanager
 def _told_plainly() -> Iterator[None]:
     """Failures that a user can act on become one line and exit status 1; our bugs stay loud."""
-    import kvpool
     from kvpool.bench.rows import BenchError
     from kvpool.replay.run import ReplayError
     from kvpool.replay.trace import TraceError

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+from kvpool.errors import BadArgument, BadType
+
 SIZE_BYTES_MAX = 2**63 - 1
 _TEXT_LENGTH_MAX = 64
 
@@ -26,32 +28,32 @@ def parse_size(size: str | int) -> int:
     """Bytes in a size such as 65536, "64KiB", "1.5 GiB" or "64KB".
 
     KiB, MiB, GiB, TiB, PiB count in 1024s, KB, MB, GB, TB, PB in 1000s, upper or lower case; no
-    unit means bytes. Result: 0 to 2**63 - 1. Raises ValueError that names the text and what is
-    wrong with it; TypeError for anything but str and int.
+    unit means bytes. Result: 0 to 2**63 - 1. Raises BadArgument that names the text and what
+    is wrong with it; BadType for anything but str and int.
     """
     if isinstance(size, bool) or not isinstance(size, str | int):
-        raise TypeError(f"a size is a number of bytes or text such as '64KiB', not {size!r}")
+        raise BadType(f"a size is a number of bytes or text such as '64KiB', not {size!r}")
     if isinstance(size, str):
         return _parse_text(size)
     if not 0 <= size <= SIZE_BYTES_MAX:
-        raise ValueError(f"size {size} is outside 0 to 2**63 - 1 bytes")
+        raise BadArgument(f"size {size} is outside 0 to 2**63 - 1 bytes")
     return size
 
 
 def _parse_text(text: str) -> int:
     if len(text) > _TEXT_LENGTH_MAX:
-        raise ValueError(f"size text has {len(text)} characters; at most {_TEXT_LENGTH_MAX}")
+        raise BadArgument(f"size text has {len(text)} characters; at most {_TEXT_LENGTH_MAX}")
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is not a size; write bytes or a unit, such as 65536 or 64KiB")
+        raise BadArgument(f"{text!r} is not a size; write bytes or a unit, such as 65536 or 64KiB")
     number, unit = match.groups()
     if unit.lower() not in _UNIT_BYTES:
-        raise ValueError(f"{text!r} has the unknown unit {unit!r}; {_advice(unit)}")
+        raise BadArgument(f"{text!r} has the unknown unit {unit!r}; {_advice(unit)}")
     size = Fraction(number.replace("_", "")) * _UNIT_BYTES[unit.lower()]
     if size.denominator != 1:
-        raise ValueError(f"{text!r} is not a whole number of bytes")
+        raise BadArgument(f"{text!r} is not a whole number of bytes")
     if size > SIZE_BYTES_MAX:
-        raise ValueError(f"{text!r} is more than 2**63 - 1 bytes")
+        raise BadArgument(f"{text!r} is more than 2**63 - 1 bytes")
     return int(size)
 
 

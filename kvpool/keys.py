@@ -32,7 +32,7 @@ def prefix_keys(
     extra: bytes = b"",
     algorithm: str = "sha256",
 ) -> Keys:
-    """Keys of the whole blocks of `tokens`; the tokens after the last whole block count for nothing.
+    """Keys of the whole blocks of `tokens`; what follows the last whole block counts for nothing.
 
     seed: 16 bytes, a namespace id, or the last key of the chain that the tokens continue.
     tokens: n ids in 0..2^32-1, a sequence or a 1-D integer array. Result: n // block_tokens keys.

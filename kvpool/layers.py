@@ -12,7 +12,7 @@ import numpy as np
 
 from kvpool import _core
 from kvpool.errors import BadArgument, BadType
-from kvpool.manifest import Manifest
+from kvpool.manifest import DTYPE_BITS, Manifest
 
 DEFAULT_DIMS = {
     "nhd": "page kv token head element",
@@ -111,8 +111,6 @@ def _check_shapes(manifest: Manifest, facts: list[TensorFacts], words: list[str]
 
 
 def _item_bits(manifest: Manifest) -> int:
-    from kvpool.manifest import DTYPE_BITS
-
     return DTYPE_BITS[manifest.dtype]
 
 

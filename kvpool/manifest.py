@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, fields
+from typing import Any
 
 import msgpack
 
@@ -142,7 +143,9 @@ def unpack(packed: bytes) -> Manifest:
         raise BadArgument("a manifest is a list of [field, value] pairs")
     if [name for name, _ in pairs] != known:
         raise BadArgument(f"a manifest has the fields {', '.join(known)}, in that order")
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in pairs}
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in pairs
+    }
     manifest = Manifest(**values)
     # The id is a digest of the bytes: one manifest must not come in two spellings.
     if manifest.pack() != packed:

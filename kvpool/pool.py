@@ -29,6 +29,7 @@ from kvpool.manifest import Manifest
 from kvpool.types import Hit, Keys, Put, PutResult, Reason
 
 Result = TypeVar("Result")
+AnyKey = Any  # 16 bytes: bytes, an element or a slice of keys()
 AnyKeys = Any  # packed keys (a buffer of n * 16 bytes) or a sequence of 16-byte keys
 AnyData = Any  # a buffer, a list of buffers, a torch CPU tensor, or a Region
 
@@ -44,7 +45,7 @@ ASYNC_THREADS = 2
 _open_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 
-def open(  # noqa: A001  (kvpool.open is the name users expect)
+def open(
     dram: str | int,
     *,
     dram_max: str | int | None = None,
@@ -58,14 +59,15 @@ def open(  # noqa: A001  (kvpool.open is the name users expect)
 ) -> Pool:
     """Open a pool in this process.
 
-    dram: payload memory, such as "4GiB" (rounded up to 2 MiB). Addresses are reserved, pages come
-    on demand. dram_max: the most resize() may ask for (default: four times dram).
-    policy: who is evicted; `temperature`, or lru, lfu, fifo, s3fifo for comparison. tau_s: half-life
-    of heat in seconds; by default it follows the workload. max_blocks: limit of resident blocks.
-    prefault: `ahead` keeps 32 MiB of free memory ready, `all` makes all of it in the background,
-    `off` none. evict_ahead: share of the slots that a background thread keeps free when the pool
-    is full. huge_pages: use them where the kernel gives them quickly.
-    clock: a ManualClock, for replay. Raises BadArgument, NoResource.
+    dram: payload memory, such as "4GiB" (rounded up to 2 MiB); addresses are reserved, pages come
+    on demand. dram_max: the most that resize() may ask for (default: four times dram).
+    policy: who is evicted; `temperature`, or lru, lfu, fifo, s3fifo for comparison.
+    tau_s: half-life of heat in seconds; by default it follows the workload.
+    max_blocks: limit of resident blocks; by default as many as fit.
+    prefault: `ahead` keeps 32 MiB of free memory ready, `all` makes all of it ready in the
+    background, `off` none. huge_pages: use them where the kernel gives them quickly.
+    evict_ahead: share of the slots that a background thread keeps free when the pool is full.
+    clock: a ManualClock, for replay and tests. Raises BadArgument, NoResource.
     """
     dram_bytes = _size("dram", dram)
     most = min(4 * dram_bytes, DRAM_BYTES_MAX) if dram_max is None else _size("dram_max", dram_max)
@@ -155,7 +157,7 @@ class Pool:
         self._node.trim()
 
     def stats(self) -> dict[str, Any]:
-        """Counters since open() and levels now; names have units (docs/limits.md). Takes the lock."""
+        """Counters since open() and levels now, by name (docs/architecture.md). Takes the lock."""
         return self._node.stats()
 
     def check(self) -> None:
@@ -222,7 +224,7 @@ class Namespace(_core.Space):
         token_ids: Sequence[int] | np.ndarray[Any, Any],
         *,
         extra: bytes = b"",
-        after: bytes | None = None,
+        after: AnyKey | None = None,
     ) -> Keys:
         """Keys of the whole blocks of `token_ids`; see kvpool.keys.prefix_keys.
 
@@ -248,7 +250,7 @@ class Namespace(_core.Space):
         miss. Takes no lock; 256 keys take some 5 us.
         """
         tiers = np.zeros(_key_count(keys), np.uint8)
-        return Hit(self._lookup(keys, tiers), tiers)
+        return Hit(self.count_present(keys, tiers), tiers)
 
     def put(
         self,
@@ -257,7 +259,7 @@ class Namespace(_core.Space):
         stride: int | None = None,
         *,
         offsets: Any = None,
-        parent: bytes | None = None,
+        parent: AnyKey | None = None,
         timeout: float = PUT_TIMEOUT_S,
     ) -> PutResult:
         """Store blocks; when this returns, every stored block is readable by everyone.
@@ -269,7 +271,7 @@ class Namespace(_core.Space):
         seconds at most. The first block without room ends the call: the rest would be unreachable.
         Raises BadArgument for wrong sizes, PoolClosed. Cost: one copy and a checksum per block.
         """
-        return PutResult(self._put(keys, data, stride, offsets, parent, timeout))
+        return PutResult(self.put_codes(keys, data, stride, offsets, parent, timeout))
 
     def view(self, keys: AnyKeys) -> View:
         """The leading blocks that are present, in place: read-only memoryviews, pinned meanwhile.
@@ -281,7 +283,7 @@ class Namespace(_core.Space):
         return View(self, keys)
 
     def reserve(
-        self, key: bytes, *, parent: bytes | None = None, timeout: float = PUT_TIMEOUT_S
+        self, key: AnyKey, *, parent: AnyKey | None = None, timeout: float = PUT_TIMEOUT_S
     ) -> Slot:
         """A slot of the pool to be filled in place: a put without a copy.
 
@@ -289,7 +291,7 @@ class Namespace(_core.Space):
         the with commits, an exception aborts. slot.buffer is None when the key is present or
         there is no room (slot.status, slot.reason); nothing is to be done then.
         """
-        code, reservation = self._reserve(key, parent, timeout)
+        code, reservation = self.reserve_slot(key, parent, timeout)
         return Slot(code, reservation)
 
     def layers(self, kv_layers: Sequence[Any], dims: str | None = None) -> _core.Layers:
@@ -309,7 +311,7 @@ class Namespace(_core.Space):
         block_table: Any,
         keys: AnyKeys,
         *,
-        parent: bytes | None = None,
+        parent: AnyKey | None = None,
         timeout: float = PUT_TIMEOUT_S,
     ) -> PutResult:
         """Store blocks straight from an engine's pages: put, gathered on the way.
@@ -318,14 +320,14 @@ class Namespace(_core.Space):
         have one canonical order of bytes, whatever the strides and page size (docs/formats.md).
         """
         layers = self._as_layers(kv_layers)
-        return PutResult(self._save(layers, block_table, keys, parent, timeout))
+        return PutResult(self.save_codes(layers, block_table, keys, parent, timeout))
 
     def load(self, kv_layers: Sequence[Any] | _core.Layers, block_table: Any, keys: AnyKeys) -> int:
         """Deliver the leading blocks that are present into an engine's pages; returns how many.
 
         The pages of the others hold nothing of value afterwards.
         """
-        return self._load(self._as_layers(kv_layers), block_table, keys)
+        return self.load_pages(self._as_layers(kv_layers), block_table, keys)
 
     async def aget_into(
         self, keys: AnyKeys, out: AnyData, stride: int | None = None, *, offsets: Any = None
@@ -345,7 +347,7 @@ class Namespace(_core.Space):
         stride: int | None = None,
         *,
         offsets: Any = None,
-        parent: bytes | None = None,
+        parent: AnyKey | None = None,
         timeout: float = PUT_TIMEOUT_S,
     ) -> PutResult:
         """put() on a thread of the pool's own: never blocks the event loop."""
@@ -376,7 +378,7 @@ class View:
         self._entered: list[list[memoryview]] = []  # a view may be entered again inside itself
 
     def __enter__(self) -> list[memoryview]:
-        blocks: list[memoryview] = self._space._view(self._keys)
+        blocks: list[memoryview] = self._space.view_blocks(self._keys)
         self._entered.append(blocks)
         return list(blocks)
 
@@ -401,7 +403,7 @@ class Slot:
 
     @property
     def status(self) -> Put:
-        """STORED while there is a slot to fill and after it was committed; NO_ROOM after abort()."""
+        """STORED while there is a slot to fill and when it was committed; NO_ROOM after abort()."""
         return Put(min(self._code, Put.NO_ROOM))
 
     @property

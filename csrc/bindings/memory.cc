@@ -220,13 +220,15 @@ std::vector<std::int64_t> integers(nb::handle object, const char* name) {
   // A tensor of integers without the buffer protocol (torch) offers a list.
   nb::object list = nb::borrow(object);
   if (!is_sequence(object) && nb::hasattr(object, "tolist")) list = object.attr("tolist")();
-  if (!is_sequence(list))
+  if (!PySequence_Check(list.ptr()) || PyUnicode_Check(list.ptr()))
     raise_bad_type(std::string(name) + " is " + type_of(object) +
                    "; it must be an integer array or a list of ints");
-  const nb::tuple items = snapshot(list);
+  const Py_ssize_t count = PySequence_Size(list.ptr());
+  if (count < 0) throw nb::python_error();
   std::vector<std::int64_t> values;
-  values.reserve(items.size());
-  for (nb::handle item : items) {
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    const nb::object item = nb::steal(PySequence_GetItem(list.ptr(), i));
+    if (!item.is_valid()) throw nb::python_error();  // it became shorter meanwhile
     const auto value = integer(item);
     if (!value)
       raise_bad_type(std::string(name) + " must hold integers below 2^63, not " +

@@ -84,8 +84,8 @@ void set_clock(ManualClock& clock, double seconds) {
   clock.set(seconds);
 }
 
-nb::dict stats_dict(const NodeStats& s) {
-  nb::dict d;
+nb::typed<nb::dict, nb::str, nb::any> stats_dict(const NodeStats& s) {
+  nb::typed<nb::dict, nb::str, nb::any> d;
   const auto add = [&](const char* name, std::uint64_t value) { d[name] = value; };
   add("blocks", s.blocks);
   add("blocks_limit", s.blocks_limit);
@@ -127,86 +127,58 @@ nb::dict stats_dict(const NodeStats& s) {
   return d;
 }
 
-}  // namespace
+// --- one function per method: check, let the GIL go, call --------------------------------------
 
-void bind_node(nb::module_& m) {
-  nb::class_<ManualClock>(m, "ManualClock",
-                          "Time that stands still until it is set: for replay and tests.")
-      .def(nb::init<>())
-      .def("set", &set_clock, "seconds"_a,
-           "Move the time to 0..1e12 seconds; back raises BadArgument. Thread-safe.")
-      .def("now", &ManualClock::now);
-  nb::class_<Node>(m, "Node", "The pool of one process: tiers, index and policy. Thread-safe.")
-      .def_static(
-          "open",
-          [](std::uint64_t dram, std::uint64_t dram_max, std::uint64_t max_blocks,
-             std::string policy, double tau_s, std::string prefault, double evict_ahead,
-             bool huge_pages, std::uint64_t salt, std::shared_ptr<ManualClock> clock) {
-            return open_node({dram, dram_max, max_blocks, std::move(policy), std::move(prefault),
-                              tau_s, evict_ahead, huge_pages, salt},
-                             std::move(clock));
-          },
-          "dram"_a, "dram_max"_a, "max_blocks"_a, "policy"_a, "tau_s"_a, "prefault"_a,
-          "evict_ahead"_a, "huge_pages"_a, "salt"_a, "clock"_a.none())
-      .def("close",
-           [](const NodeHandle& node) {
-             if (node->is_forked()) return;
-             nb::gil_scoped_release released;
-             node->close();
-           })
-      .def(
-          "require_usable", [](const NodeHandle& node) { usable(node); },
-          "Raise PoolClosed or ForkedProcess where no call can be made.")
-      .def_prop_ro("is_closed", [](const NodeHandle& node) { return node->is_closed(); })
-      .def_prop_ro("is_forked", [](const NodeHandle& node) { return node->is_forked(); })
-      .def(
-          "resize",
-          [](const NodeHandle& node, std::uint64_t dram, std::uint64_t max_blocks,
-             nb::handle timeout_s) {
-            Node& n = usable(node);
-            const auto deadline = deadline_after(timeout_s);
-            nb::gil_scoped_release released;
-            return value_or_raise(n.resize(dram, max_blocks, deadline));
-          },
-          "dram"_a, "max_blocks"_a, "timeout_s"_a)
-      .def("trim",
-           [](const NodeHandle& node) {
-             Node& n = usable(node);
-             nb::gil_scoped_release released;
-             n.trim();
-           })
-      .def("stats",
-           [](const NodeHandle& node) {
-             Node& n = usable(node);
-             NodeStats stats;
-             {
-               nb::gil_scoped_release released;
-               stats = n.stats();
-             }
-             return stats_dict(stats);
-           })
-      .def(
-          "settle",
-          [](const NodeHandle& node, nb::handle timeout_s) {
-            Node& n = usable(node);
-            const auto deadline = deadline_after(timeout_s);
-            nb::gil_scoped_release released;
-            return n.settle(deadline);
-          },
-          "timeout_s"_a)
-      .def(
-          "check",
-          [](const NodeHandle& node) {
-            Node& n = usable(node);
-            nb::gil_scoped_release released;
-            n.check_invariants();
-          },
-          "Abort the process if the books do not add up. For tests; O(blocks).")
-      .def_prop_ro("base_address",
-                   [](const NodeHandle& node) {
-                     return reinterpret_cast<std::uintptr_t>(usable(node).arena());
-                   })
-      .def(
+void close(const NodeHandle& node) {
+  if (node->is_forked()) return;
+  nb::gil_scoped_release released;
+  node->close();
+}
+
+std::uintptr_t base_address(const NodeHandle& node) {
+  return reinterpret_cast<std::uintptr_t>(usable(node).arena());
+}
+
+std::uint64_t resize(const NodeHandle& node, std::uint64_t dram, std::uint64_t max_blocks,
+                     nb::handle timeout_s) {
+  Node& open = usable(node);
+  const auto deadline = deadline_after(timeout_s);
+  nb::gil_scoped_release released;
+  return value_or_raise(open.resize(dram, max_blocks, deadline));
+}
+
+void trim(const NodeHandle& node) {
+  Node& open = usable(node);
+  nb::gil_scoped_release released;
+  open.trim();
+}
+
+nb::typed<nb::dict, nb::str, nb::any> stats(const NodeHandle& node) {
+  Node& open = usable(node);
+  NodeStats stats;
+  {
+    nb::gil_scoped_release released;
+    stats = open.stats();
+  }
+  return stats_dict(stats);
+}
+
+bool settle(const NodeHandle& node, nb::handle timeout_s) {
+  Node& open = usable(node);
+  const auto deadline = deadline_after(timeout_s);
+  nb::gil_scoped_release released;
+  return open.settle(deadline);
+}
+
+void check(const NodeHandle& node) {
+  Node& open = usable(node);
+  nb::gil_scoped_release released;
+  open.check_invariants();
+}
+
+// Each node has fault points of its own; see base/fault.h.
+void bind_faults(nb::class_<Node>& type) {
+  type.def(
           "fault_fail",
           [](const NodeHandle& node, std::string point, std::uint64_t times, std::uint64_t skip) {
             node->faults().fail(std::move(point), times, skip);
@@ -236,6 +208,44 @@ void bind_node(nb::module_& m) {
             return node->faults().waiting(point);
           },
           "point"_a);
+}
+
+}  // namespace
+
+void bind_node(nb::module_& m) {
+  nb::class_<ManualClock>(m, "ManualClock",
+                          "Time that stands still until it is set: for replay and tests.")
+      .def(nb::init<>())
+      .def("set", &set_clock, "seconds"_a,
+           "Move the time forward, to 1e12 seconds at most. Raises BadArgument. Thread-safe.")
+      .def("now", &ManualClock::now);
+  nb::class_<Node> type(m, "Node",
+                        "The pool of one process: tiers, index and policy. Thread-safe.");
+  type.def_static(
+          "open",
+          [](std::uint64_t dram, std::uint64_t dram_max, std::uint64_t max_blocks,
+             std::string policy, double tau_s, std::string prefault, double evict_ahead,
+             bool huge_pages, std::uint64_t salt, std::shared_ptr<ManualClock> clock) {
+            return open_node({dram, dram_max, max_blocks, std::move(policy), std::move(prefault),
+                              tau_s, evict_ahead, huge_pages, salt},
+                             std::move(clock));
+          },
+          "dram"_a, "dram_max"_a, "max_blocks"_a, "policy"_a, "tau_s"_a, "prefault"_a,
+          "evict_ahead"_a, "huge_pages"_a, "salt"_a, "clock"_a.none())
+      .def("close", &close)
+      .def(
+          "require_usable", [](const NodeHandle& node) { usable(node); },
+          "Raise PoolClosed or ForkedProcess where no call can be made.")
+      .def_prop_ro("is_closed", [](const NodeHandle& node) { return node->is_closed(); })
+      .def_prop_ro("is_forked", [](const NodeHandle& node) { return node->is_forked(); })
+      .def_prop_ro("base_address", &base_address)
+      .def("resize", &resize, "dram"_a, "max_blocks"_a, "timeout_s"_a)
+      .def("trim", &trim)
+      .def("stats", &stats)
+      .def("settle", &settle, "timeout_s"_a,
+           "Wait until the node's thread has nothing left to do; False at the timeout.")
+      .def("check", &check, "Abort the process if the books do not add up. For tests; O(blocks).");
+  bind_faults(type);
 }
 
 }  // namespace kvpool

@@ -83,7 +83,8 @@ class Reservation {
     require_open("abort");
     open_ = false;
     // A forked child has a copy of the books that nobody reads, and the index is not mapped there.
-    if (!space_.node->is_forked()) space_.node->abort(ticket_);
+    if (space_.node->is_forked()) return;
+    space_.node->abort(ticket_);
   }
   bool is_open() const { return open_; }
 
@@ -132,7 +133,7 @@ PyType_Slot reservation_slots[] = {
 }  // namespace
 
 // A list of read-only memoryviews, one per leading block that is present.
-nb::object view_blocks(const SpaceHandle& space, nb::handle keys_object) {
+nb::typed<nb::list, nb::any> view_blocks(const SpaceHandle& space, nb::handle keys_object) {
   Node& node = space.use();
   const Keys keys(keys_object, Keys::Hold::in_place);
   std::vector<Lease> leases(keys.count());
@@ -140,7 +141,7 @@ nb::object view_blocks(const SpaceHandle& space, nb::handle keys_object) {
     nb::gil_scoped_release released;
     leases.resize(node.acquire(*space.space, keys.span(), leases.data()));
   }
-  nb::list blocks;
+  nb::typed<nb::list, nb::any> blocks;
   if (leases.empty()) return blocks;
   const std::vector<Lease> places = leases;
   nb::object pinned =
@@ -157,9 +158,10 @@ nb::object view_blocks(const SpaceHandle& space, nb::handle keys_object) {
   return blocks;
 }
 
-// (status, Reservation or None)
-nb::object reserve_block(const SpaceHandle& space, nb::handle key_object, nb::handle parent_object,
-                         nb::handle timeout_s) {
+nb::typed<nb::tuple, nb::int_, nb::any> reserve_block(const SpaceHandle& space,
+                                                      nb::handle key_object,
+                                                      nb::handle parent_object,
+                                                      nb::handle timeout_s) {
   Node& node = space.use();
   const Hash128 key = one_key(key_object, "key");
   Hash128 parent;
@@ -177,7 +179,8 @@ nb::object reserve_block(const SpaceHandle& space, nb::handle key_object, nb::ha
   nb::object reservation = nb::none();
   if (status == PutStatus::stored)
     reservation = nb::cast(new Reservation(space, ticket), nb::rv_policy::take_ownership);
-  return nb::make_tuple(static_cast<std::uint8_t>(status), reservation);
+  return nb::typed<nb::tuple, nb::int_, nb::any>(
+      nb::make_tuple(static_cast<std::uint8_t>(status), reservation));
 }
 
 void bind_pinned(nb::module_& m) {

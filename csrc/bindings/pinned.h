@@ -6,8 +6,12 @@
 
 namespace kvpool {
 
-nanobind::object view_blocks(const SpaceHandle& space, nanobind::handle keys);
-nanobind::object reserve_block(const SpaceHandle& space, nanobind::handle key,
-                               nanobind::handle parent, nanobind::handle timeout_s);
+// A list of read-only memoryviews.
+nanobind::typed<nanobind::list, nanobind::any> view_blocks(const SpaceHandle& space,
+                                                           nanobind::handle keys);
+// (status, Reservation or None)
+nanobind::typed<nanobind::tuple, nanobind::int_, nanobind::any> reserve_block(
+    const SpaceHandle& space, nanobind::handle key, nanobind::handle parent,
+    nanobind::handle timeout_s);
 
 }  // namespace kvpool

@@ -93,9 +93,9 @@ class Replay {
     }
   }
 
-  nb::list results() const {
+  nb::typed<nb::list, nb::typed<nb::dict, nb::str, nb::any>> results() const {
     if (!is_finished_) throw std::runtime_error("results() needs finish() first");
-    nb::list rows;
+    nb::typed<nb::list, nb::typed<nb::dict, nb::str, nb::any>> rows;
     for (const Run& run : runs_) {
       const SimulatorReport report = run.simulator->report();
       nb::dict row;

@@ -216,7 +216,7 @@ void bind_space(nb::module_& m) {
           },
           "node"_a, "id"_a, "block_bytes"_a)
       .def_prop_ro("block_bytes", [](const SpaceHandle& s) { return s.space->block_bytes; })
-      .def("_lookup", &lookup, "keys"_a, "tiers"_a = nb::none())
+      .def("count_present", &lookup, "keys"_a, "tiers"_a = nb::none())
       .def(
           "get_into", &get_into, "keys"_a, "out"_a, "stride"_a = nb::none(), nb::kw_only(),
           "offsets"_a = nb::none(),
@@ -228,12 +228,13 @@ void bind_space(nb::module_& m) {
           "others is undefined. A missing block is not an error. Heats what it delivers.\n"
           "Raises BadArgument for wrong sizes, PoolClosed. Thread-safe, releases the GIL, takes\n"
           "no lock; cost: one copy.")
-      .def("_put", &put, "keys"_a, "data"_a, "stride"_a.none(), "offsets"_a.none(),
+      .def("put_codes", &put, "keys"_a, "data"_a, "stride"_a.none(), "offsets"_a.none(),
            "parent"_a.none(), "timeout_s"_a)
-      .def("_save", &save, "layers"_a, "block_table"_a, "keys"_a, "parent"_a.none(), "timeout_s"_a)
-      .def("_load", &load, "layers"_a, "block_table"_a, "keys"_a)
-      .def("_view", &view_blocks, "keys"_a)
-      .def("_reserve", &reserve_block, "key"_a, "parent"_a.none(), "timeout_s"_a)
+      .def("save_codes", &save, "layers"_a, "block_table"_a, "keys"_a, "parent"_a.none(),
+           "timeout_s"_a)
+      .def("load_pages", &load, "layers"_a, "block_table"_a, "keys"_a)
+      .def("view_blocks", &view_blocks, "keys"_a)
+      .def("reserve_slot", &reserve_block, "key"_a, "parent"_a.none(), "timeout_s"_a)
       .def("remove", &remove, "keys"_a,
            "Take these keys out of the pool and return how many were there.\n\n"
            "Blocks that somebody views keep their bytes until released. Thread-safe, releases the\n"

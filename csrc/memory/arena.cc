@@ -111,7 +111,7 @@ void Arena::punch(std::uint64_t offset, std::uint64_t bytes) {
 }
 
 std::uint64_t Arena::committed_bytes() const {
-  struct stat facts {};
+  struct stat facts{};
   if (fstat(descriptor_, &facts) != 0) return 0;
   return static_cast<std::uint64_t>(facts.st_blocks) * 512;
 }

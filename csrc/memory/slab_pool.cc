@@ -165,7 +165,8 @@ void SlabPool::set_limit(std::uint32_t limit, std::vector<UnitRun>& punch) {
 
 void SlabPool::trim(std::uint32_t keep, std::vector<UnitRun>& punch) {
   // From the high end, so that what stays is dense and low.
-  for (auto unit = static_cast<std::uint32_t>(state_.size()); unit-- > 0 && free_committed() > keep;) {
+  for (auto unit = static_cast<std::uint32_t>(state_.size());
+       unit-- > 0 && free_committed() > keep;) {
     if (state_[unit] != Unit::warm) continue;
     state_[unit] = Unit::cold;
     --committed_;

@@ -127,10 +127,10 @@ class SlabPool {
   std::vector<SizeClass> classes_;
   std::vector<std::unique_ptr<Slab>> slabs_;
   std::vector<SlabId> free_slab_ids_;
-  std::vector<Unit> state_;            // per unit
-  std::vector<SlabId> slab_of_unit_;   // per unit; kNoSlab outside slabs
+  std::vector<Unit> state_;           // per unit
+  std::vector<SlabId> slab_of_unit_;  // per unit; kNoSlab outside slabs
   std::uint32_t limit_, committed_ = 0, used_ = 0, warming_ = 0;
-  std::uint32_t low_ = 0;              // no free unit lies below
+  std::uint32_t low_ = 0;  // no free unit lies below
 };
 
 }  // namespace kvpool

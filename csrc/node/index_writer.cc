@@ -131,8 +131,7 @@ void IndexWriter::erase(const Hash128& key, std::uint32_t incarnation, std::uint
   --entries_;
 }
 
-bool IndexWriter::find(const Hash128& key, std::uint32_t incarnation,
-                       std::uint32_t& number) const {
+bool IndexWriter::find(const Hash128& key, std::uint32_t incarnation, std::uint32_t& number) const {
   const KeyHash hash = KeyHash::of(key, incarnation, view_.header().salt);
   const Bucket* table = view_.table(root_);
   const std::uint64_t mask = IndexView::buckets(root_) - 1;
@@ -201,14 +200,14 @@ void IndexWriter::abandon_growing() {
 // Whole pages become a hole, so that an outgrown table costs no memory; the rest by hand.
 void IndexWriter::wipe(std::uint64_t root, std::uint64_t first, std::uint64_t count) {
   Bucket* table = view_.table(root);
-  const auto begin = static_cast<std::uint64_t>(reinterpret_cast<std::byte*>(table + first) -
-                                                view_.index);
+  const auto begin =
+      static_cast<std::uint64_t>(reinterpret_cast<std::byte*>(table + first) - view_.index);
   const std::uint64_t end = begin + count * sizeof(Bucket);
   const std::uint64_t hole = (begin + kPageBytes - 1) / kPageBytes * kPageBytes;
   const std::uint64_t hole_end = end / kPageBytes * kPageBytes;
   for (std::uint64_t i = first; i < first + count; ++i) {
-    const auto at = static_cast<std::uint64_t>(reinterpret_cast<std::byte*>(table + i) -
-                                               view_.index);
+    const auto at =
+        static_cast<std::uint64_t>(reinterpret_cast<std::byte*>(table + i) - view_.index);
     if (at >= hole && at < hole_end) continue;
     table[i].passed.store(0, std::memory_order_relaxed);
     for (auto& word : table[i].hint) word.store(0, std::memory_order_relaxed);

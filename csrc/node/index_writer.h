@@ -1,8 +1,8 @@
 // What the node does to the index. One writer at a time (the node's lock); readers never wait.
 //
-// Order, per record:   prepare   fence_before_overwrite() -> fields (the caller: then the payload)
+// Order, per record:   prepare   fence_before_overwrite() -> fields (the caller: then payload)
 //                      publish   sum -> sfence -> generation (release)
-//                      withdraw  generation 0 -> (the caller: fence, look at pins) -> erase the hint
+//                      withdraw  generation 0 -> (the caller: fence, look at pins) -> erase hint
 // Order, per table:    insert    `passed` of the full buckets -> hint (release)
 //                      erase     hint -> `passed` of the buckets before it
 //                      grow      fill the next table in steps while both are kept up to date
@@ -70,8 +70,8 @@ class IndexWriter {
   IndexView view_;
   std::uint64_t entries_ = 0, generation_ = 0;
   std::uint64_t root_ = 0;
-  std::uint64_t grow_at_ = 0;  // entries; 0 = by load
-  std::uint64_t next_root_ = 0, copied_ = 0;              // the table being filled, 0 = none
+  std::uint64_t grow_at_ = 0;                               // entries; 0 = by load
+  std::uint64_t next_root_ = 0, copied_ = 0;                // the table being filled, 0 = none
   std::uint64_t old_root_ = 0, wiped_ = 0, wipe_left_ = 0;  // the table being wiped
 };
 

@@ -9,9 +9,9 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kTendEvery = 50ms;
-constexpr std::uint32_t kEvictionsPerTurn = 64;   // then the lock is let go
+constexpr std::uint32_t kEvictionsPerTurn = 64;  // then the lock is let go
 constexpr std::uint32_t kSweepPerTurn = 1024;
-constexpr std::uint64_t kWarmAheadUnits = 16;     // 32 MiB: what a burst of puts finds ready
+constexpr std::uint64_t kWarmAheadUnits = 16;  // 32 MiB: what a burst of puts finds ready
 // Making one huge page takes 0.2 ms where they are free and over 5 ms where the kernel must move
 // memory for them; ordinary pages cost 1.5 ms. After this many slow ones in a row, no more of them.
 constexpr auto kHugeUnitSlow = 4ms;
@@ -70,10 +70,9 @@ Result<std::uint64_t> Node::resize(std::uint64_t bytes, std::uint64_t blocks_lim
                                    Deadline deadline) {
   bytes = (bytes + kUnitBytes - 1) / kUnitBytes * kUnitBytes;
   if (bytes < kUnitBytes || bytes > store_->bytes_max())
-    return fail(Code::bad_argument, "cannot resize to " + std::to_string(bytes) +
-                                        " bytes: this pool was opened for " +
-                                        std::to_string(kUnitBytes) + ".." +
-                                        std::to_string(store_->bytes_max()));
+    return fail(Code::bad_argument,
+                "cannot resize to " + std::to_string(bytes) + " bytes: this pool was opened for " +
+                    std::to_string(kUnitBytes) + ".." + std::to_string(store_->bytes_max()));
   Lock lock(mutex_);
   store_->set_limit(bytes, blocks_limit);
   // One slab at a time, so that others get the lock in between.

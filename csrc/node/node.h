@@ -40,8 +40,8 @@ enum class Prefault : std::uint8_t {
 struct NodeOptions {
   StoreOptions store;
   Prefault prefault = Prefault::ahead;
-  bool huge_pages = true;   // ask for them; ordinary pages where the machine refuses or is slow
-  double evict_ahead = 0;   // share of the slots kept free on a full pool
+  bool huge_pages = true;  // ask for them; ordinary pages where the machine refuses or is slow
+  double evict_ahead = 0;  // share of the slots kept free on a full pool
   std::uint32_t warm_threads = 1;
 };
 
@@ -49,13 +49,13 @@ enum class PutStatus : std::uint8_t {
   stored = 0,
   present = 1,
   // Not stored, because:
-  pool_pinned = 2,    // everything that could make room is being read or written
-  pool_index = 3,     // the index has no place for it
-  chain_broken = 4,   // a block before it in the same call was not stored
-  timed_out = 5,      // another writer has the key and did not finish in time
-  dropped = 6,        // the namespace was dropped meanwhile
-  no_memory = 7,      // the machine has no pages for the slot
-  failed = 8,         // the payload could not be produced, or a fault was injected
+  pool_pinned = 2,   // everything that could make room is being read or written
+  pool_index = 3,    // the index has no place for it
+  chain_broken = 4,  // a block before it in the same call was not stored
+  timed_out = 5,     // another writer has the key and did not finish in time
+  dropped = 6,       // the namespace was dropped meanwhile
+  no_memory = 7,     // the machine has no pages for the slot
+  failed = 8,        // the payload could not be produced, or a fault was injected
 };
 
 // Where the payload of a put comes from.
@@ -118,7 +118,7 @@ class Node {
 
   struct PutRequest {
     Namespace& space;
-    std::span<const Hash128> keys;  // in chain order
+    std::span<const Hash128> keys;    // in chain order
     const Hash128* parent = nullptr;  // key of the block before the first
     Deadline deadline;
   };

@@ -6,9 +6,9 @@
 namespace kvpool {
 namespace {
 
-constexpr std::size_t kGroup = 16;       // keys whose index lines are fetched together
+constexpr std::size_t kGroup = 16;  // keys whose index lines are fetched together
 constexpr std::size_t kTouchBatch = 256;
-constexpr int kCopyAttempts = 3;         // without a pin; then one with a pin, which cannot fail
+constexpr int kCopyAttempts = 3;           // without a pin; then one with a pin, which cannot fail
 constexpr std::size_t kKeysPerLock = 256;  // acquire and remove let others in between
 
 }  // namespace

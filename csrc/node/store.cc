@@ -10,7 +10,7 @@ namespace kvpool {
 namespace {
 
 constexpr std::uint64_t kRecordsMax = kBlocksMax;
-constexpr std::uint64_t kGhostBytes = 32;        // at most, by the policy's contract
+constexpr std::uint64_t kGhostBytes = 32;  // at most, by the policy's contract
 constexpr std::uint64_t kGhostsPerBlock = 16;
 constexpr std::uint64_t kGhostShareInverse = 100;  // ghosts take at most 1% of the payload memory
 
@@ -47,9 +47,8 @@ Store::Store(const StoreOptions& options, std::unique_ptr<Arena> arena,
       index_memory_(std::move(index)),
       index_(std::make_unique<IndexWriter>(*index_memory_, *arena_, records_max, options.salt)),
       slabs_(units_of(arena_->bytes()), units_of(options.bytes_limit)),
-      policy_(make_policy(options.policy, {.blocks_max = records_max,
-                                           .ghosts_max = 0,
-                                           .tau_s = options.tau_s})),
+      policy_(make_policy(options.policy,
+                          {.blocks_max = records_max, .ghosts_max = 0, .tau_s = options.tau_s})),
       private_(records_max),
       records_max_(records_max) {
   fit_ghosts();
@@ -67,8 +66,8 @@ Result<Namespace*> Store::open_namespace(const Hash128& id, std::uint64_t block_
                                         std::to_string(bytes_max_) + " bytes");
   const auto klass = slabs_.class_of(block_bytes);
   if (!klass)
-    return fail(Code::bad_argument, "a pool holds at most " + std::to_string(kClassesMax) +
-                                        " different block sizes");
+    return fail(Code::bad_argument,
+                "a pool holds at most " + std::to_string(kClassesMax) + " different block sizes");
   steal_later_.resize(slabs_.class_count());
   fit_ghosts();
   return namespaces_.open(id, static_cast<std::uint32_t>(block_bytes), *klass);
@@ -89,8 +88,8 @@ void Store::fit_ghosts() {
       smallest = std::min(smallest, slabs_.slot_bytes_of(id));
     blocks = slabs_.class_count() == 0 ? 0 : bytes_limit() / smallest;
   }
-  policy_->set_ghosts_max(std::min(blocks * kGhostsPerBlock,
-                                   bytes_limit() / kGhostShareInverse / kGhostBytes));
+  policy_->set_ghosts_max(
+      std::min(blocks * kGhostsPerBlock, bytes_limit() / kGhostShareInverse / kGhostBytes));
 }
 
 // --- writing -------------------------------------------------------------------------------------
@@ -175,11 +174,8 @@ std::optional<BlockId> Store::take_record() {
 }
 
 void Store::free_record(BlockId record) {
-  private_[record] = {.pins_or_next = free_head_,
-                      .state = State::free,
-                      .klass = 0,
-                      .parked = false,
-                      .unused = 0};
+  private_[record] = {
+      .pins_or_next = free_head_, .state = State::free, .klass = 0, .parked = false, .unused = 0};
   free_head_ = record + 1;
   ++free_count_;
 }
@@ -215,8 +211,7 @@ void Store::unpin(BlockId record) {
 void Store::touch(BlockId record, std::uint64_t generation, Seconds now) {
   if (record >= records_used_ || private_[record].state != State::resident) return;
   const Record& shared = view().record(record);
-  if (shared.generation.load(std::memory_order_relaxed) == generation)
-    policy_->touch(record, now);
+  if (shared.generation.load(std::memory_order_relaxed) == generation) policy_->touch(record, now);
 }
 
 // --- facts ---------------------------------------------------------------------------------------
@@ -233,8 +228,8 @@ std::uint64_t Store::bytes_of_books() const {
   std::uint64_t owners = 0;
   for (ClassId id = 0; id < slabs_.class_count(); ++id)
     owners += (slabs_.taken_slots(id) + slabs_.free_slots(id)) * sizeof(std::uint32_t);
-  return records_used_ * (sizeof(Record) + sizeof(Private)) + index_->table_bytes() +
-         policy.bytes - policy.ghost_bytes + owners;
+  return records_used_ * (sizeof(Record) + sizeof(Private)) + index_->table_bytes() + policy.bytes -
+         policy.ghost_bytes + owners;
 }
 
 void Store::check_invariants() const {

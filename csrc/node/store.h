@@ -27,12 +27,12 @@
 namespace kvpool {
 
 struct StoreOptions {
-  std::uint64_t bytes_limit = 0;  // payload memory now, whole units
-  std::uint64_t bytes_max = 0;    // what it may be resized to
+  std::uint64_t bytes_limit = 0;   // payload memory now, whole units
+  std::uint64_t bytes_max = 0;     // what it may be resized to
   std::uint64_t blocks_limit = 0;  // resident blocks; 0 = as many as fit
   PolicyKind policy = PolicyKind::temperature;
-  double tau_s = 0;          // 0 = follow the workload
-  std::uint64_t salt = 0;    // of the index; random, so that keys cannot be chosen to collide
+  double tau_s = 0;        // 0 = follow the workload
+  std::uint64_t salt = 0;  // of the index; random, so that keys cannot be chosen to collide
 };
 
 enum class NoRoom : std::uint8_t {
@@ -125,7 +125,7 @@ class Store {
  private:
   static constexpr std::uint32_t kIndexBucketsPerStep = 1024;
   enum class State : std::uint8_t { free, reserved, resident, zombie };
-  struct Private {              // beside the shared record; zero = never used
+  struct Private {               // beside the shared record; zero = never used
     std::uint32_t pins_or_next;  // free: next free record + 1
     State state;
     std::uint8_t klass;
@@ -142,8 +142,8 @@ class Store {
     std::size_t operator()(const PendingKey& k) const { return fingerprint(k.incarnation, k.key); }
   };
 
-  Store(const StoreOptions& options, std::unique_ptr<Arena> arena,
-        std::unique_ptr<Arena> index, std::uint32_t records_max);
+  Store(const StoreOptions& options, std::unique_ptr<Arena> arena, std::unique_ptr<Arena> index,
+        std::uint32_t records_max);
 
   std::optional<Slot> room_for(ClassId klass, BlockId owner, Seconds now);
   bool evict_from(ClassId klass, Seconds now);

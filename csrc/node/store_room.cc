@@ -143,8 +143,7 @@ bool Store::colder_than(ClassId donor, std::uint32_t count, double bound) {
 // Evicts a slab's worth of the donor's coldest blocks, then gathers the holes into one slab.
 bool Store::free_slab(ClassId donor, Seconds now) {
   const std::uint32_t before = slabs_.slabs_of(donor);
-  while (slabs_.slabs_of(donor) == before &&
-         slabs_.free_slots(donor) < slabs_.slab_slots(donor))
+  while (slabs_.slabs_of(donor) == before && slabs_.free_slots(donor) < slabs_.slab_slots(donor))
     if (!evict_from(donor, now)) break;
   if (slabs_.slabs_of(donor) < before) return true;
   for (const SlabId slab : slabs_.emptiest(donor, kSlabsTried))

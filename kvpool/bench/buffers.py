@@ -67,7 +67,7 @@ class Buffers:
         return step
 
     def memcpy_from(self, addresses: list[int], batch: int, seed: int) -> Work:
-        """The same out of memory elsewhere: one memmove per block, as blocks need not be in line."""
+        """The same out of other memory: one memmove per block, as they need not lie in line."""
         target, block_bytes = self.target.ctypes.data, self.block_bytes
         start, end = groups(self.count, batch, seed), groups(self.count, batch, seed + 1)
 

@@ -15,8 +15,10 @@ _SLACK_BYTES = 64 << 20
 
 
 def open_small_blocks(blocks: int) -> kvpool.Pool:
-    """A pool with room for so many blocks and no more."""
-    return kvpool.open(dram=blocks * SLOT_BYTES + _SLACK_BYTES, max_blocks=blocks, prefault="off")
+    """A pool with room for so many blocks and no more; it fills to the last."""
+    return kvpool.open(
+        dram=blocks * SLOT_BYTES + _SLACK_BYTES, max_blocks=blocks, prefault="off", evict_ahead=0
+    )
 
 
 def filled(pool: kvpool.Pool, blocks: int, *, first_id: int = 0) -> kvpool.Namespace:

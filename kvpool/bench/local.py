@@ -31,6 +31,7 @@ from kvpool.bench.timing import Timing, Work, interleaved
 from kvpool.replay.payload import Keys, Words, keys_of
 
 BLOCK_BYTES = (64 << 10, 256 << 10, 1 << 20, 2 << 20, 4 << 20)
+QUICK_BLOCK_BYTES = (64 << 10, 1 << 20)
 BATCHES = (1, 16)
 WORKING_SET_BYTES = 512 << 20
 STEP_BYTES = 512 << 20  # per work and row, as far as the bounds on rounds allow
@@ -44,7 +45,7 @@ _SLACK_BYTES = 64 << 20  # slabs of other sizes than the working set's last one
 def local(scale: Scale) -> Iterator[Row]:
     """Rows for every work, block size and batch, with the floor of the same run in each."""
     memory = Memory(scale.of(WORKING_SET_BYTES, quick=64 << 20))
-    for block_bytes in BLOCK_BYTES:
+    for block_bytes in QUICK_BLOCK_BYTES if scale.is_quick else BLOCK_BYTES:
         buffers = Buffers(memory, block_bytes)
         with _open(buffers, _SLACK_BYTES) as pool:
             space = _filled(pool, buffers)

@@ -25,17 +25,18 @@ def memory(scale: Scale) -> Iterator[Row]:
     with open_small_blocks(blocks) as pool:
         filled(pool, blocks)
         stats = pool.stats()
-        grown = _resident_bytes() - before - stats["bytes_committed"]
+        grown = _resident_bytes() - before - stats["bytes_resident"]
         filled(pool, blocks, first_id=blocks)  # as many again: the first ones become ghosts
         after = pool.stats()
-    per_block = stats["bytes_books"] / stats["blocks"]
-    per_ghost = after["ghost_bytes"] / after["ghosts"]
+    per_block = round(stats["bytes_index_and_books"] / stats["blocks"], 1)
+    # To a tenth: memory comes in pages, which adds a fraction of a thousandth.
+    per_ghost = round(after["ghost_bytes"] / after["ghosts"], 1)
     fields: dict[str, str | int | float] = {
         "work": "memory",
         "blocks": blocks,
         "bytes_per_block": per_block,
         "bytes_per_ghost": per_ghost,
-        "rss_bytes_per_block": grown / blocks,
+        "rss_bytes_per_block": round(grown / blocks, 1),
     }
     holds = per_block <= BYTES_PER_BLOCK_MAX and per_ghost <= BYTES_PER_GHOST_MAX
     yield Row(fields, f"<= {BYTES_PER_BLOCK_MAX} and {BYTES_PER_GHOST_MAX} bytes", holds)

@@ -26,6 +26,7 @@ from kvpool.replay.trace import Request
 
 BUFFER_BYTES_MAX = 64 << 20
 FLOOR_EVERY = 4
+WARM_TIMEOUT_S = 60.0  # for all pages of the pool: first touch is no copy and not to be timed
 _SLOT_ALIGN_BYTES = 4096
 _DRAM_SLACK_BYTES = 64 << 20  # one slab; max_blocks is the bound, not the bytes
 
@@ -58,10 +59,11 @@ def through_pool(requests: Iterable[Request], options: PoolOptions) -> Score:
         max_blocks=options.capacity_blocks,
         policy=options.policy,
         tau_s=options.tau_s or None,
-        evict_ahead=False,
-        prefault=True,
+        evict_ahead=0,
+        prefault="all",
         clock=clock,
     ) as pool:
+        pool._node.settle(WARM_TIMEOUT_S)
         namespace = pool.namespace(
             kvpool.Manifest(
                 model="trace", layout="opaque", block_tokens=512, block_bytes=options.block_bytes
@@ -171,7 +173,7 @@ class _Worker:
             piece = keys[start : start + self._rows_max]
             blocks = self._rows(len(piece))
             self._payload.write(piece, blocks)
-            parent = keys[start - 1 : start] if start else None
+            parent = keys[start - 1].tobytes() if start else None
             started = time.perf_counter()
             result = self._namespace.put(piece, blocks, parent=parent)
             self.put_s += time.perf_counter() - started

@@ -1,0 +1,278 @@
+"""
+The compiled core of kvpool. Its names may change; use `import kvpool`.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, overload
+
+import numpy
+from numpy.typing import NDArray
+
+def prefix_hash(
+    seed: object, tokens: object, block_tokens: int, extra: object, algorithm: str
+) -> bytes:
+    """
+    Chained keys of the whole blocks of `tokens`, 16 bytes each, packed.
+
+    seed: 16 bytes, the namespace id or the last key of the chain that goes on. tokens: a
+    contiguous 1-D buffer of int32, int64, uint32 or uint64 in 0..2^32-1. algorithm:
+    'sha256' or 'xxh3'. Raises BadArgument with the first bad token. Releases the GIL when
+    there is much to do; int32 and int64 are converted once, uint32 is read in place.
+    """
+
+def fold(seed: object, hashes: object, hash_bytes: int) -> bytes:
+    """
+    SHA-256(seed || hash)[:16] for each record of `hash_bytes` bytes in `hashes`, packed.
+
+    Raises BadArgument for lengths that do not fit. Releases the GIL when there is much to
+    do; no copy.
+    """
+
+def checksum(data: object) -> bytes:
+    """
+    XXH3-128 of a contiguous buffer as 16 bytes: the low half, then the high half, each
+    little-endian. Releases the GIL from 256 KiB on; no copy.
+    """
+
+def policy_names() -> list[str]:
+    """
+    Names of the eviction policies; the last, 'belady', exists in Replay only.
+    """
+
+class Replay:
+    """
+    Replays block requests against policies, without payload.
+
+    policies: (name, capacity in blocks) pairs; ghosts_factor: remembered blocks
+    per block of capacity; tau_s: half-life of heat, 0 follows the workload.
+    Raises ValueError for an unknown name or a value out of range.
+    Not thread-safe: one caller at a time.
+    """
+
+    def __init__(
+        self, policies: Sequence[tuple[str, int]], ghosts_factor: float = 16.0, tau_s: float = 0.0
+    ) -> None: ...
+    @overload
+    def feed(
+        self,
+        times_s: Annotated[
+            NDArray[numpy.float64], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        lengths: Annotated[
+            NDArray[numpy.uint32], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        ids: Annotated[
+            NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+    ) -> None: ...
+    @overload
+    def feed(
+        self,
+        times_s: Annotated[
+            NDArray[numpy.float64], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        lengths: Annotated[
+            NDArray[numpy.uint32], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        ids: Annotated[
+            NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+    ) -> None:
+        """
+        Replays a batch of requests, in order, in every simulator.
+
+        times_s: float64[n], seconds; a time before the one preceding it counts as that one.
+        lengths: uint32[n], blocks of each request. ids: uint64 or int64[sum(lengths)], head to
+        tail, requests one after the other. Raises ValueError when they disagree, TypeError for other
+        dtypes, RuntimeError after finish(). Releases the GIL; keeps 4 bytes a block for Belady only.
+        """
+
+    def finish(self) -> None:
+        """
+        Ends the trace. Belady replays it now; the other policies are already done.
+
+        Releases the GIL. Raises RuntimeError when called twice.
+        """
+
+    def results(self) -> list[dict[str, Any]]:
+        """
+        One dict for each (policy, capacity), in the order given.
+
+        Keys: policy, capacity_blocks, requests, blocks, hit_blocks (leading resident blocks at
+        arrival), evictions, ghosts_peak, tau_s (at the end), seconds (spent in this policy).
+        Raises RuntimeError before finish().
+        """
+
+class Layers:
+    """Paged KV tensors, planned once for save and load."""
+
+    @staticmethod
+    def make(
+        layout: str,
+        block_tokens: int,
+        page_tokens: int,
+        split_kv: bool,
+        tensors: Sequence[tuple[int, int, int, Sequence[int], Sequence[int]]],
+        dims: Sequence[str],
+        keep: object,
+        writable: bool,
+    ) -> Layers: ...
+    @property
+    def layout(self) -> str: ...
+    @property
+    def block_bytes(self) -> int: ...
+    @property
+    def pages_per_block(self) -> int: ...
+    @property
+    def page_count(self) -> int: ...
+
+class Pinned:
+    """Pins of the blocks of one view; lives as long as a memoryview of them."""
+
+class Reservation:
+    """
+    A slot to be filled in place (writable buffer), then committed.
+
+    Aborted when it is dropped without commit. One thread at a time.
+    """
+
+    def commit(self) -> int: ...
+    def abort(self) -> None: ...
+    @property
+    def is_open(self) -> bool: ...
+
+class Region:
+    """Memory registered once; calls then carry offsets into it."""
+
+    def __init__(self, memory: object) -> None: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def writable(self) -> bool: ...
+
+class ManualClock:
+    """Time that stands still until it is set: for replay and tests."""
+
+    def __init__(self) -> None: ...
+    def set(self, seconds: float) -> None:
+        """
+        Move the time forward, to 1e12 seconds at most. Raises BadArgument. Thread-safe.
+        """
+
+    def now(self) -> float: ...
+
+class Node:
+    """The pool of one process: tiers, index and policy. Thread-safe."""
+
+    @staticmethod
+    def open(
+        dram: int,
+        dram_max: int,
+        max_blocks: int,
+        policy: str,
+        tau_s: float,
+        prefault: str,
+        evict_ahead: float,
+        huge_pages: bool,
+        salt: int,
+        clock: ManualClock | None,
+    ) -> Node: ...
+    def close(self) -> None: ...
+    def require_usable(self) -> None:
+        """Raise PoolClosed or ForkedProcess where no call can be made."""
+
+    @property
+    def is_closed(self) -> bool: ...
+    @property
+    def is_forked(self) -> bool: ...
+    @property
+    def base_address(self) -> int: ...
+    def resize(self, dram: int, max_blocks: int, timeout_s: object) -> int: ...
+    def trim(self) -> None: ...
+    def stats(self) -> dict[str, Any]: ...
+    def settle(self, timeout_s: object) -> bool:
+        """
+        Wait until the node's thread has nothing left to do; False at the timeout.
+        """
+
+    def check(self) -> None:
+        """Abort the process if the books do not add up. For tests; O(blocks)."""
+
+    def fault_fail(self, point: str, times: int = 1, skip: int = 0) -> None: ...
+    def fault_pause(self, point: str, at_most_s: float = 30.0) -> None: ...
+    def fault_resume(self, point: str) -> None: ...
+    def fault_clear(self) -> None: ...
+    def fault_hits(self, point: str) -> int: ...
+    def fault_waiting(self, point: str) -> int: ...
+
+class Space:
+    """One namespace of a node. Thread-safe."""
+
+    def __init__(self, node: Node, id: bytes, block_bytes: int) -> None: ...
+    @property
+    def block_bytes(self) -> int: ...
+    def count_present(self, keys: object, tiers: object | None = None) -> int: ...
+    def get_into(
+        self,
+        keys: object,
+        out: object,
+        stride: object | None = None,
+        *,
+        offsets: object | None = None,
+    ) -> int:
+        """
+        Copy the leading blocks that are present into `out` and return how many there were.
+
+        keys: n keys in chain order, packed (n * 16 bytes) or a list. out: one writable buffer
+        with block i at i * stride bytes (stride: block_bytes unless given), a list of n
+        buffers of block_bytes each, or a Region with one byte offset per key.
+        Delivered blocks hold exactly the bytes that were put. What lies at the places of the
+        others is undefined. A missing block is not an error. Heats what it delivers.
+        Raises BadArgument for wrong sizes, PoolClosed. Thread-safe, releases the GIL, takes
+        no lock; cost: one copy.
+        """
+
+    def put_codes(
+        self,
+        keys: object,
+        data: object,
+        stride: object | None,
+        offsets: object | None,
+        parent: object | None,
+        timeout_s: object,
+    ) -> bytes: ...
+    def save_codes(
+        self,
+        layers: Layers,
+        block_table: object,
+        keys: object,
+        parent: object | None,
+        timeout_s: object,
+    ) -> bytes: ...
+    def load_pages(self, layers: Layers, block_table: object, keys: object) -> int: ...
+    def view_blocks(self, keys: object) -> list[Any]: ...
+    def reserve_slot(
+        self, key: object, parent: object | None, timeout_s: object
+    ) -> tuple[int, Any]: ...
+    def remove(self, keys: object) -> int:
+        """
+        Take these keys out of the pool and return how many were there.
+
+        Blocks that somebody views keep their bytes until released. Thread-safe, releases the
+        GIL; O(n).
+        """
+
+    def drop(self) -> int:
+        """
+        Make every block of this namespace a miss, at once, and return how many there were.
+
+        Their memory comes back in the background. The namespace itself stays usable, empty.
+        Thread-safe; O(1).
+        """
+
+    def temperature(self, key: object) -> float:
+        """
+        How warm one block is, on the scale by which blocks are evicted (0.0 if absent).
+
+        For inspection: only comparisons within one pool mean anything. Takes the lock.
+        """
