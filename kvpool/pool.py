@@ -509,3 +509,4 @@ def _one_key(name: str, key: Any) -> bytes:
 def _close_all() -> None:
     for pool in list(_open_pools):
         pool.close()
+    _core.end_gil_sections()  # daemon threads must be out of the core before the interpreter ends

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "bindings/bind.h"
+#include "bindings/gil.h"
 #include "bindings/handles.h"
 
 namespace kvpool {
@@ -69,7 +70,7 @@ NodeHandle open_node(const OpenRequest& request, std::shared_ptr<ManualClock> ma
   // In a forked child the locks may be held and the threads are gone: leave everything as it is.
   return {node.release(), [](Node* n) {
             if (n->is_forked()) return;
-            nb::gil_scoped_release released;
+            const GilReleased released;
             delete n;
           }};
 }
@@ -131,7 +132,7 @@ nb::typed<nb::dict, nb::str, nb::any> stats_dict(const NodeStats& s) {
 
 void close(const NodeHandle& node) {
   if (node->is_forked()) return;
-  nb::gil_scoped_release released;
+  const GilReleased released;
   node->close();
 }
 
@@ -143,13 +144,13 @@ std::uint64_t resize(const NodeHandle& node, std::uint64_t dram, std::uint64_t m
                      nb::handle timeout_s) {
   Node& open = usable(node);
   const auto deadline = deadline_after(timeout_s);
-  nb::gil_scoped_release released;
+  const GilReleased released;
   return value_or_raise(open.resize(dram, max_blocks, deadline));
 }
 
 void trim(const NodeHandle& node) {
   Node& open = usable(node);
-  nb::gil_scoped_release released;
+  const GilReleased released;
   open.trim();
 }
 
@@ -157,7 +158,7 @@ nb::typed<nb::dict, nb::str, nb::any> stats(const NodeHandle& node) {
   Node& open = usable(node);
   NodeStats stats;
   {
-    nb::gil_scoped_release released;
+    const GilReleased released;
     stats = open.stats();
   }
   return stats_dict(stats);
@@ -166,13 +167,13 @@ nb::typed<nb::dict, nb::str, nb::any> stats(const NodeHandle& node) {
 bool settle(const NodeHandle& node, nb::handle timeout_s) {
   Node& open = usable(node);
   const auto deadline = deadline_after(timeout_s);
-  nb::gil_scoped_release released;
+  const GilReleased released;
   return open.settle(deadline);
 }
 
 void check(const NodeHandle& node) {
   Node& open = usable(node);
-  nb::gil_scoped_release released;
+  const GilReleased released;
   open.check_invariants();
 }
 
@@ -239,10 +240,10 @@ void bind_node(nb::module_& m) {
       .def_prop_ro("is_closed", [](const NodeHandle& node) { return node->is_closed(); })
       .def_prop_ro("is_forked", [](const NodeHandle& node) { return node->is_forked(); })
       .def_prop_ro("base_address", &base_address)
-      .def("resize", &resize, "dram"_a, "max_blocks"_a, "timeout_s"_a)
+      .def("resize", &resize, "dram"_a, "max_blocks"_a, "timeout_s"_a.none())
       .def("trim", &trim)
       .def("stats", &stats)
-      .def("settle", &settle, "timeout_s"_a,
+      .def("settle", &settle, "timeout_s"_a.none(),
            "Wait until the node's thread has nothing left to do; False at the timeout.")
       .def("check", &check, "Abort the process if the books do not add up. For tests; O(blocks).");
   bind_faults(type);

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "bindings/bind.h"
+#include "bindings/gil.h"
 #include "bindings/memory.h"
 #include "block/checksum.h"
 
@@ -76,7 +77,7 @@ class Reservation {
     const Ticket ticket = ticket_;
     const std::size_t bytes = space_.space->block_bytes;
     open_ = false;
-    nb::gil_scoped_release released;
+    const GilReleased released;
     return static_cast<std::uint8_t>(node.commit(ticket, checksum(node.slot(ticket), bytes)));
   }
   void abort() {
@@ -138,7 +139,7 @@ nb::typed<nb::list, nb::any> view_blocks(const SpaceHandle& space, nb::handle ke
   const Keys keys(keys_object, Keys::Hold::in_place);
   std::vector<Lease> leases(keys.count());
   {
-    nb::gil_scoped_release released;
+    const GilReleased released;
     leases.resize(node.acquire(*space.space, keys.span(), leases.data()));
   }
   nb::typed<nb::list, nb::any> blocks;
@@ -173,7 +174,7 @@ nb::typed<nb::tuple, nb::int_, nb::any> reserve_block(const SpaceHandle& space,
                                  parent_object.is_none() ? nullptr : &parent,
                                  deadline_after(timeout_s)};
   {
-    nb::gil_scoped_release released;
+    const GilReleased released;
     status = node.reserve(request, ticket);
   }
   nb::object reservation = nb::none();
@@ -193,7 +194,7 @@ void bind_pinned(nb::module_& m) {
       .def("abort", &Reservation::abort)
       .def_prop_ro("is_open", &Reservation::is_open);
   nb::class_<Region>(m, "Region", "Memory registered once; calls then carry offsets into it.")
-      .def(nb::init<nb::handle>(), "memory"_a)
+      .def(nb::init<nb::handle>(), "memory"_a.none())
       .def_prop_ro("nbytes", &Region::bytes)
       .def_prop_ro("writable", &Region::writable);
 }

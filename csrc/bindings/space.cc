@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "bindings/bind.h"
+#include "bindings/gil.h"
 #include "bindings/handles.h"
 #include "bindings/layers.h"
 #include "bindings/memory.h"
@@ -108,7 +109,7 @@ std::size_t lookup(const SpaceHandle& self, nb::handle keys_object, nb::handle t
     places = reinterpret_cast<std::uint8_t*>(tiers.front().data());
   }
   if (keys.count() <= kLookupWithGil) return node.lookup(*self.space, keys.span(), places);
-  nb::gil_scoped_release released;
+  const GilReleased released;
   return node.lookup(*self.space, keys.span(), places);
 }
 
@@ -119,7 +120,7 @@ std::size_t get_into(const SpaceHandle& self, nb::handle keys_object, nb::handle
   const Places places(out, Access::write, "out",
                       {keys.count(), self.space->block_bytes, stride, offsets});
   BufferSink sink(places);
-  nb::gil_scoped_release released;
+  const GilReleased released;
   return node.get(*self.space, keys.span(), sink);
 }
 
@@ -135,7 +136,7 @@ nb::bytes put_from(const SpaceHandle& self, const Keys& keys, nb::handle parent_
                                  deadline_after(timeout_s)};
   std::vector<PutStatus> statuses(keys.count());
   {
-    nb::gil_scoped_release released;
+    const GilReleased released;
     node.put(request, source, statuses.data());
   }
   return nb::bytes(statuses.data(), statuses.size());
@@ -181,27 +182,27 @@ std::size_t load(const SpaceHandle& self, const Layers& layers, nb::handle block
   if (!layers.writable()) raise_bad_argument("a layer is read-only; load writes into all of them");
   const auto pages = checked_pages(self, layers, block_table, keys.count());
   PagedSink sink(layers.plan(), pages);
-  nb::gil_scoped_release released;
+  const GilReleased released;
   return node.get(*self.space, keys.span(), sink);
 }
 
 std::size_t remove(const SpaceHandle& self, nb::handle keys_object) {
   Node& node = self.use();
   const Keys keys(keys_object, Keys::Hold::in_place);
-  nb::gil_scoped_release released;
+  const GilReleased released;
   return node.remove(*self.space, keys.span());
 }
 
 std::uint64_t drop(const SpaceHandle& self) {
   Node& node = self.use();
-  nb::gil_scoped_release released;
+  const GilReleased released;
   return node.drop_namespace(*self.space);
 }
 
 double temperature(const SpaceHandle& self, nb::handle key) {
   Node& node = self.use();
   const Hash128 name = one_key(key, "key");
-  nb::gil_scoped_release released;
+  const GilReleased released;
   return node.temperature(*self.space, name);
 }
 
@@ -216,10 +217,10 @@ void bind_space(nb::module_& m) {
           },
           "node"_a, "id"_a, "block_bytes"_a)
       .def_prop_ro("block_bytes", [](const SpaceHandle& s) { return s.space->block_bytes; })
-      .def("count_present", &lookup, "keys"_a, "tiers"_a = nb::none())
+      .def("count_present", &lookup, "keys"_a.none(), "tiers"_a = nb::none())
       .def(
-          "get_into", &get_into, "keys"_a, "out"_a, "stride"_a = nb::none(), nb::kw_only(),
-          "offsets"_a = nb::none(),
+          "get_into", &get_into, "keys"_a.none(), "out"_a.none(), "stride"_a = nb::none(),
+          nb::kw_only(), "offsets"_a = nb::none(),
           "Copy the leading blocks that are present into `out` and return how many there were.\n\n"
           "keys: n keys in chain order, packed (n * 16 bytes) or a list. out: one writable buffer\n"
           "with block i at i * stride bytes (stride: block_bytes unless given), a list of n\n"
@@ -228,14 +229,14 @@ void bind_space(nb::module_& m) {
           "others is undefined. A missing block is not an error. Heats what it delivers.\n"
           "Raises BadArgument for wrong sizes, PoolClosed. Thread-safe, releases the GIL, takes\n"
           "no lock; cost: one copy.")
-      .def("put_codes", &put, "keys"_a, "data"_a, "stride"_a.none(), "offsets"_a.none(),
-           "parent"_a.none(), "timeout_s"_a)
-      .def("save_codes", &save, "layers"_a, "block_table"_a, "keys"_a, "parent"_a.none(),
-           "timeout_s"_a)
-      .def("load_pages", &load, "layers"_a, "block_table"_a, "keys"_a)
-      .def("view_blocks", &view_blocks, "keys"_a)
-      .def("reserve_slot", &reserve_block, "key"_a, "parent"_a.none(), "timeout_s"_a)
-      .def("remove", &remove, "keys"_a,
+      .def("put_codes", &put, "keys"_a.none(), "data"_a.none(), "stride"_a.none(),
+           "offsets"_a.none(), "parent"_a.none(), "timeout_s"_a.none())
+      .def("save_codes", &save, "layers"_a, "block_table"_a.none(), "keys"_a.none(),
+           "parent"_a.none(), "timeout_s"_a.none())
+      .def("load_pages", &load, "layers"_a, "block_table"_a.none(), "keys"_a.none())
+      .def("view_blocks", &view_blocks, "keys"_a.none())
+      .def("reserve_slot", &reserve_block, "key"_a.none(), "parent"_a.none(), "timeout_s"_a.none())
+      .def("remove", &remove, "keys"_a.none(),
            "Take these keys out of the pool and return how many were there.\n\n"
            "Blocks that somebody views keep their bytes until released. Thread-safe, releases the\n"
            "GIL; O(n).")
@@ -243,7 +244,7 @@ void bind_space(nb::module_& m) {
            "Make every block of this namespace a miss, at once, and return how many there were.\n\n"
            "Their memory comes back in the background. The namespace itself stays usable, empty.\n"
            "Thread-safe; O(1).")
-      .def("temperature", &temperature, "key"_a,
+      .def("temperature", &temperature, "key"_a.none(),
            "How warm one block is, on the scale by which blocks are evicted (0.0 if absent).\n\n"
            "For inspection: only comparisons within one pool mean anything. Takes the lock.");
 }
