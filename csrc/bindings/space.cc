@@ -3,6 +3,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include <optional>
 #include <vector>
 
 #include "bindings/bind.h"
@@ -199,10 +200,11 @@ std::uint64_t drop(const SpaceHandle& self) {
   return node.drop_namespace(*self.space);
 }
 
-double temperature(const SpaceHandle& self, nb::handle key) {
+std::optional<double> temperature(const SpaceHandle& self, nb::handle key) {
   Node& node = self.use();
   const Hash128 name = one_key(key, "key");
   const GilReleased released;
+  if (node.lookup(*self.space, {&name, 1}, nullptr) == 0) return std::nullopt;
   return node.temperature(*self.space, name);
 }
 
@@ -245,7 +247,7 @@ void bind_space(nb::module_& m) {
            "Their memory comes back in the background. The namespace itself stays usable, empty.\n"
            "Thread-safe; O(1).")
       .def("temperature", &temperature, "key"_a.none(),
-           "How warm one block is, on the scale by which blocks are evicted (0.0 if absent).\n\n"
+           "How warm one block is, on the scale by which blocks are evicted; None if absent.\n\n"
            "For inspection: only comparisons within one pool mean anything. Takes the lock.");
 }
 
