@@ -142,11 +142,10 @@ class Reservation:
     """
     A slot to be filled in place (writable buffer), then committed.
 
-    Aborted when it is dropped without commit. One thread at a time.
+    Aborted when it, and every buffer over it, is gone without commit.
     """
 
     def commit(self) -> int: ...
-    def abort(self) -> None: ...
     @property
     def is_open(self) -> bool: ...
 
@@ -281,9 +280,9 @@ class Space:
         Thread-safe; O(1).
         """
 
-    def temperature(self, key: object | None) -> float:
+    def temperature(self, key: object | None) -> float | None:
         """
-        How warm one block is, on the scale by which blocks are evicted (0.0 if absent).
+        How warm one block is, on the scale by which blocks are evicted; None if absent.
 
         For inspection: only comparisons within one pool mean anything. Takes the lock.
         """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import secrets
 import threading
 import weakref
@@ -420,32 +421,27 @@ class Slot:
         return self.status
 
     def abort(self) -> None:
-        """Give the slot back; the key stays absent."""
+        """Give the slot back, as soon as no array made from `buffer` is left; the key stays absent."""
         if self._reservation is not None:
             self._release()
-            self._reservation.abort()
-            self._reservation = None
+            self._reservation = None  # it aborts itself when nothing holds its memory any more
             self._code = Reason.FAILED
 
     def _release(self) -> None:
         if self.buffer is not None:
-            try:
+            with contextlib.suppress(BufferError):  # something made from it: commit will refuse
                 self.buffer.release()
-            except BufferError:
-                raise BadArgument(
-                    "an array made from slot.buffer is still in use: its owner could write into a "
-                    "block that others read; delete it first"
-                ) from None
-            self.buffer = None
+                self.buffer = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.commit()
-        else:
-            self.abort()
+        try:
+            if kind is None:
+                self.commit()
+        finally:
+            self.abort()  # nothing to do after a commit
 
 
 def _key_count(keys: AnyKeys) -> int:

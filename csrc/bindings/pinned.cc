@@ -72,7 +72,7 @@ class Reservation {
   }
 
   std::uint8_t commit() {
-    require_open("commit");
+    require_committable();
     Node& node = space_.use();
     const Ticket ticket = ticket_;
     const std::size_t bytes = space_.space->block_bytes;
@@ -80,18 +80,11 @@ class Reservation {
     const GilReleased released;
     return static_cast<std::uint8_t>(node.commit(ticket, checksum(node.slot(ticket), bytes)));
   }
-  void abort() {
-    require_open("abort");
-    open_ = false;
-    // A forked child has a copy of the books that nobody reads, and the index is not mapped there.
-    if (space_.node->is_forked()) return;
-    space_.node->abort(ticket_);
-  }
   bool is_open() const { return open_; }
 
   int export_slot(PyObject* self, Py_buffer* buffer, int flags) {
     if (!open_) {
-      PyErr_SetString(PyExc_BufferError, "this reservation was committed or aborted");
+      PyErr_SetString(PyExc_BufferError, "this reservation was committed");
       return -1;
     }
     const int rc = PyBuffer_FillInfo(buffer, self, space_.node->slot(ticket_),
@@ -104,13 +97,12 @@ class Reservation {
 
  private:
   // Whoever still holds the slot's memory could write into a block that others read.
-  void require_open(const char* what) {
-    if (!open_)
-      raise_bad_argument(std::string("cannot ") + what +
-                         ": this reservation was committed or aborted");
+  void require_committable() const {
+    if (!open_) raise_bad_argument("this reservation was committed already");
     if (exports_ > 0)
-      raise_bad_argument(std::string("cannot ") + what + " while " + std::to_string(exports_) +
-                         " buffer(s) over the reservation are in use; release them first");
+      raise_bad_argument("cannot commit while " + std::to_string(exports_) +
+                         " buffer(s) made from the slot's are in use: their owner could write into "
+                         "a block that others read; delete them first");
   }
 
   SpaceHandle space_;
@@ -189,9 +181,8 @@ void bind_pinned(nb::module_& m) {
                      "Pins of the blocks of one view; lives as long as a memoryview of them.");
   nb::class_<Reservation>(m, "Reservation", nb::type_slots(reservation_slots),
                           "A slot to be filled in place (writable buffer), then committed.\n\n"
-                          "Aborted when it is dropped without commit. One thread at a time.")
+                          "Aborted when it, and every buffer over it, is gone without commit.")
       .def("commit", &Reservation::commit)
-      .def("abort", &Reservation::abort)
       .def_prop_ro("is_open", &Reservation::is_open);
   nb::class_<Region>(m, "Region", "Memory registered once; calls then carry offsets into it.")
       .def(nb::init<nb::handle>(), "memory"_a.none())
