@@ -421,7 +421,7 @@ class Slot:
         return self.status
 
     def abort(self) -> None:
-        """Give the slot back, as soon as no array made from `buffer` is left; the key stays absent."""
+        """Give the slot back, once no array made from `buffer` is left; the key stays absent."""
         if self._reservation is not None:
             self._release()
             self._reservation = None  # it aborts itself when nothing holds its memory any more
