@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kvpool.replay.score import Score
     from kvpool.replay.trace import Trace
 
-PIPE_WIDTH = 120  # columns of a table that does not go to a terminal
+PIPE_WIDTH = 200  # columns of a table that does not go to a terminal
 
 app = typer.Typer(
     help="A KVCache pool for LLM inference.",
@@ -69,14 +69,15 @@ def replay(asked: arguments.ReplayArguments) -> None:
     plan, name = asked.plan(), str(asked.path)
     references = () if asked.as_json else report.REFERENCES
     scores = []
-    with _told_plainly(), progress.watching() as watch:
+    with _told_plainly(), progress.watching(prints_meanwhile=asked.as_json) as watch:
         for score in run.replay(plan, watch, references=references):
             scores.append(score)
             if asked.as_json:
                 print(report.json_line(name, score), flush=True)
     _tell_problems(plan.trace)
     if not asked.as_json:
-        _print(*report.tables(name, scores, block_bytes=plan.block_bytes))
+        width = _console().width
+        _print(*report.tables(name, scores, block_bytes=plan.block_bytes, width=width))
     if asked.plot is not None:
         _draw(asked.plot, name, scores)
     _fail_on_mismatches(scores)
@@ -103,7 +104,7 @@ def demo(seed: Seed = 1, as_json: arguments.AsJson = False) -> None:
 
     workload = WorkloadOptions(seed=seed)
     scores = []
-    with _told_plainly(), progress.watching() as watch:
+    with _told_plainly(), progress.watching(prints_meanwhile=as_json) as watch:
         for score in demo.demo(workload, watch):
             scores.append(score)
             if as_json:
@@ -138,16 +139,17 @@ def bench(
     from kvpool.bench.scale import Scale
 
     names = list(suite.BENCHES) if what == _Bench.ALL else [what.value]
+    scale = Scale(seed=seed, is_quick=quick)
     _tell(timing.environment(seed))
     with _told_plainly():
         for name in names:
-            found = []
-            for row in suite.BENCHES[name](Scale(seed=seed, is_quick=quick)):
-                found.append(row)
-                if as_json:
+            if as_json:
+                for row in suite.BENCHES[name](scale):
                     print(rows.json_line(row), flush=True)
-            if not as_json:
-                _print(rows.table(found))
+                continue
+            with Console(stderr=True).status(name):  # a spinner, on a terminal only
+                found = list(suite.BENCHES[name](scale))
+            _print(rows.table(found))
 
 
 # --- what commands share -------------------------------------------------------------------------
@@ -171,10 +173,13 @@ def _tell(line: str) -> None:
     print(f"kvpool: {line}", file=sys.stderr)
 
 
-def _print(*parts: RenderableType) -> None:
+def _console() -> Console:
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=PIPE_WIDTH)
+    return console if console.is_terminal else Console(width=PIPE_WIDTH)
+
+
+def _print(*parts: RenderableType) -> None:
+    console = _console()
     for part in parts:
         console.print(part)
 

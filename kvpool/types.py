@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import overload
+from typing import NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -41,12 +40,11 @@ class Reason(enum.IntEnum):
     FAILED = 8  # the writer gave up, the pool was closed meanwhile, or a test injected a fault
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(NamedTuple):
     """Answer of a lookup: how many leading blocks are present, and the tier of each key asked."""
 
     blocks: int
-    tiers: npt.NDArray[np.uint8]  # one Tier per key; 0 from the first miss on
+    tiers: bytes  # one Tier per key; 0 from the first miss on
 
     def __bool__(self) -> bool:
         return self.blocks > 0

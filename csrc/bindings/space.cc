@@ -20,7 +20,7 @@ namespace {
 using nb::literals::operator""_a;
 
 // Below this a lookup takes less than 10 us and the GIL is kept.
-constexpr std::size_t kLookupWithGil = 64;
+constexpr std::size_t kLookupWithGil = 128;
 
 class BufferSource final : public BlockSource {
  public:
@@ -97,21 +97,21 @@ SpaceHandle open_space(const NodeHandle& node, nb::bytes id, std::uint64_t block
   return {node, space};
 }
 
-std::size_t lookup(const SpaceHandle& self, nb::handle keys_object, nb::handle tiers_object) {
+// (leading blocks present, one tier byte per key)
+nb::typed<nb::tuple, nb::int_, nb::bytes> lookup(const SpaceHandle& self, nb::handle keys_object) {
   Node& node = self.use();
   const Keys keys(keys_object, Keys::Hold::in_place);
-  std::vector<Memory> tiers;
-  std::uint8_t* places = nullptr;
-  if (!tiers_object.is_none()) {
-    tiers.emplace_back(tiers_object, Access::write, "tiers");
-    if (tiers.front().bytes() < keys.count())
-      raise_bad_argument("tiers has " + std::to_string(tiers.front().bytes()) +
-                         " bytes; it needs one per key: " + std::to_string(keys.count()));
-    places = reinterpret_cast<std::uint8_t*>(tiers.front().data());
+  // Nobody has seen this object yet, so its bytes may be written, also without the GIL.
+  nb::bytes tiers = nb::steal<nb::bytes>(
+      PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(keys.count())));
+  auto* places = reinterpret_cast<std::uint8_t*>(PyBytes_AS_STRING(tiers.ptr()));
+  std::size_t count = 0;
+  {
+    std::optional<GilReleased> released;
+    if (keys.count() > kLookupWithGil) released.emplace();
+    count = node.lookup(*self.space, keys.span(), places);
   }
-  if (keys.count() <= kLookupWithGil) return node.lookup(*self.space, keys.span(), places);
-  const GilReleased released;
-  return node.lookup(*self.space, keys.span(), places);
+  return nb::typed<nb::tuple, nb::int_, nb::bytes>(nb::make_tuple(count, tiers));
 }
 
 std::size_t get_into(const SpaceHandle& self, nb::handle keys_object, nb::handle out,
@@ -219,7 +219,7 @@ void bind_space(nb::module_& m) {
           },
           "node"_a, "id"_a, "block_bytes"_a)
       .def_prop_ro("block_bytes", [](const SpaceHandle& s) { return s.space->block_bytes; })
-      .def("count_present", &lookup, "keys"_a.none(), "tiers"_a = nb::none())
+      .def("count_present", &lookup, "keys"_a.none())
       .def(
           "get_into", &get_into, "keys"_a.none(), "out"_a.none(), "stride"_a = nb::none(),
           nb::kw_only(), "offsets"_a = nb::none(),

@@ -4,9 +4,9 @@
 //
 // The seed is the namespace id, or the last hash of the chain that the tokens continue. H is
 // SHA-256 cut to its first 16 bytes, or XXH3-128 (`low` then `high`, little-endian; see
-// block/checksum.h). Promises: the same hashes in every process, version and language
-// (docs/formats.md, golden vectors);
-//           whole blocks only; no allocation but the caller's scratch.
+// block/checksum.h).
+// Promises: the same hashes in every process, version and language (docs/formats.md, golden
+//           vectors); whole blocks only; no allocation but the caller's scratch.
 // SHA-256 is safe between tenants. XXH3 is five times as fast, but who chooses tokens can build two
 // prefixes with one hash: for a single tenant only. Pure, thread-safe.
 #pragma once

@@ -1,8 +1,7 @@
 // SHA-256 for short messages that arrive in pieces: prefix hashes and namespace ids.
 //
-// Promises: the digest of FIPS 180-4 on both paths, no allocation, no failure. One object belongs
-// to
-//           one thread at a time.
+// Promises: the digest of FIPS 180-4 on both paths, no allocation, no failure. One object
+//           belongs to one thread at a time.
 #pragma once
 #include <array>
 #include <cstddef>

@@ -53,6 +53,7 @@ class SlabPool {
 
   // A free slot of an existing slab; nullopt when the class has none. `owner`: below 2^31.
   std::optional<Slot> take(ClassId id, std::uint32_t owner);
+  bool has_room(ClassId id) const { return classes_[id].with_room != kNoSlab; }
   // Adds a slab to the class. `punch` receives free units that must be given back for it. False:
   // not enough units under the limit, or no run of addresses long enough.
   bool add_slab(ClassId id, std::vector<UnitRun>& punch);

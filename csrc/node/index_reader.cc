@@ -7,7 +7,6 @@
 namespace kvpool {
 namespace {
 
-constexpr std::size_t kPrefetchGroup = 16;
 // Between checks: bounds the work spent on a block that is gone, and the pages that a late read
 // brings back into a punched range.
 constexpr std::size_t kCopyChunkBytes = 256 << 10;
@@ -37,7 +36,11 @@ IndexReader::Read IndexReader::read_record(std::uint32_t number, const Hash128& 
 }
 
 bool IndexReader::find(const Hash128& key, std::uint32_t incarnation, Found& found) const {
-  const KeyHash hash = KeyHash::of(key, incarnation, salt_);
+  return find_at(key, incarnation, KeyHash::of(key, incarnation, salt_), found);
+}
+
+bool IndexReader::find_at(const Hash128& key, std::uint32_t incarnation, const KeyHash& hash,
+                          Found& found) const {
   int changing_left = kChangingRetries;
   for (;;) {
     const std::uint64_t root = view_.header().root.load(std::memory_order_acquire);
@@ -63,41 +66,67 @@ bool IndexReader::find(const Hash128& key, std::uint32_t incarnation, Found& fou
   }
 }
 
-void IndexReader::prefetch(std::span<const Hash128> keys, std::uint32_t incarnation) const {
+// A cold key costs two misses, one after the other: its bucket, then its record. A group starts all
+// its buckets at once, and the records of one group are fetched while the buckets of the next are
+// on their way.
+struct IndexReader::Group {
+  const Bucket* table = nullptr;
+  std::uint64_t mask = 0;
+  std::size_t count = 0;
+  KeyHash hash[kGroup];
+};
+
+void IndexReader::start(Group& group, std::span<const Hash128> keys,
+                        std::uint32_t incarnation) const {
   const std::uint64_t root = view_.header().root.load(std::memory_order_acquire);
-  if ((root & 63) > log2_max_) return;
-  const Bucket* table = view_.table(root);
-  const std::uint64_t mask = IndexView::buckets(root) - 1;
-  std::uint64_t at[kPrefetchGroup];
-  std::uint32_t tag[kPrefetchGroup];
-  const std::size_t count = std::min(keys.size(), kPrefetchGroup);
-  for (std::size_t i = 0; i < count; ++i) {
-    const KeyHash hash = KeyHash::of(keys[i], incarnation, salt_);
-    at[i] = hash.bucket & mask;
-    tag[i] = hash.tag;
-    __builtin_prefetch(&table[at[i]]);
+  group.count = std::min(keys.size(), kGroup);
+  group.table = (root & 63) > log2_max_ ? nullptr : view_.table(root);
+  group.mask = IndexView::buckets(root) - 1;
+  for (std::size_t i = 0; i < group.count; ++i) {
+    group.hash[i] = KeyHash::of(keys[i], incarnation, salt_);
+    if (group.table != nullptr) __builtin_prefetch(&group.table[group.hash[i].bucket & group.mask]);
   }
-  for (std::size_t i = 0; i < count; ++i)
-    for (const auto& word : table[at[i]].hint) {
+}
+
+void IndexReader::approach(const Group& group) const {
+  if (group.table == nullptr) return;
+  for (std::size_t i = 0; i < group.count; ++i)
+    for (const auto& word : group.table[group.hash[i].bucket & group.mask].hint) {
       const std::uint64_t hint = word.load(std::memory_order_relaxed);
-      if (!hint_matches(hint, tag[i]) || hint_record(hint) >= records_max_) continue;
+      if (!hint_matches(hint, group.hash[i].tag) || hint_record(hint) >= records_max_) continue;
       __builtin_prefetch(&view_.record(hint_record(hint)));
       break;
     }
 }
 
+void IndexReader::prefetch(std::span<const Hash128> keys, std::uint32_t incarnation) const {
+  Group group;
+  start(group, keys, incarnation);
+  approach(group);
+}
+
 std::size_t IndexReader::lookup(std::span<const Hash128> keys, std::uint32_t incarnation,
                                 std::uint8_t* tiers) const {
   Found found;
-  for (std::size_t start = 0; start < keys.size(); start += kPrefetchGroup) {
-    const std::size_t count = std::min(kPrefetchGroup, keys.size() - start);
-    if (count > 1) prefetch(keys.subspan(start, count), incarnation);
-    for (std::size_t i = start; i < start + count; ++i) {
-      if (!find(keys[i], incarnation, found)) {
-        if (tiers != nullptr) std::fill(tiers + i, tiers + keys.size(), std::uint8_t{0});
-        return i;
+  Group groups[3];  // being looked at, records on their way, buckets on their way
+  const auto begin = [&](std::size_t number) {
+    const std::size_t first = std::min(keys.size(), number * kGroup);
+    start(groups[number % 3], keys.subspan(first), incarnation);
+  };
+  begin(0);
+  begin(1);
+  approach(groups[0]);
+  for (std::size_t number = 0; number * kGroup < keys.size(); ++number) {
+    begin(number + 2);
+    approach(groups[(number + 1) % 3]);
+    const Group& group = groups[number % 3];
+    for (std::size_t i = 0; i < group.count; ++i) {
+      const std::size_t at = number * kGroup + i;
+      if (!find_at(keys[at], incarnation, group.hash[i], found)) {
+        if (tiers != nullptr) std::fill(tiers + at, tiers + keys.size(), std::uint8_t{0});
+        return at;
       }
-      if (tiers != nullptr) tiers[i] = static_cast<std::uint8_t>(found.tier);
+      if (tiers != nullptr) tiers[at] = static_cast<std::uint8_t>(found.tier);
     }
   }
   return keys.size();

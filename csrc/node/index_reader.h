@@ -51,9 +51,18 @@ class IndexReader {
   // away meanwhile, and the destination holds garbage.
   bool copy(const Found& found, std::byte* destination) const;
 
+  // Brings the index lines of up to kGroup keys towards the cache.
+  static constexpr std::size_t kGroup = 16;
   void prefetch(std::span<const Hash128> keys, std::uint32_t incarnation) const;
 
  private:
+  struct Probe;  // where one key of a group is looked for
+  struct Group;
+  void start(Group& group, std::span<const Hash128> keys, std::uint32_t incarnation) const;
+  void approach(const Group& group) const;
+  bool find_at(const Hash128& key, std::uint32_t incarnation, const KeyHash& hash,
+               Found& found) const;
+
   enum class Read : std::uint8_t { no, yes, changing };
   Read read_record(std::uint32_t number, const Hash128& key, std::uint32_t incarnation,
                    Found& found) const;

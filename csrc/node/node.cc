@@ -142,6 +142,7 @@ NodeStats Node::stats() {
 }
 
 void Node::kick() {
+  if (kicked_) return;
   kicked_ = true;
   work_.notify_one();
 }

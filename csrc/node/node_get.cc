@@ -26,8 +26,9 @@ std::size_t Node::get(const Namespace& space, std::span<const Hash128> keys, Blo
   Found* all = more.empty() ? found : more.data();
   std::size_t done = 0;
   for (; done < keys.size(); ++done) {
-    if (done % kGroup == 0 && keys.size() > 1)
-      reader_.prefetch(keys.subspan(done, std::min(kGroup, keys.size() - done)), incarnation);
+    if (done % IndexReader::kGroup == 0 && keys.size() > 1)
+      reader_.prefetch(keys.subspan(done, std::min(IndexReader::kGroup, keys.size() - done)),
+                       incarnation);
     if (!get_one(space, keys[done], done, sink, all[done])) break;
   }
   report_touches({all, done});

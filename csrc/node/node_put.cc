@@ -60,7 +60,9 @@ PutStatus Node::store_block(Lock& lock, Call& call, std::size_t index, BlockSour
   }
   if (status != PutStatus::stored) return status;
 
-  if (reserved.commit_slab) kick();  // the next slab had better be warm
+  const ClassId klass = call.request.space.size_class;
+  if (reserved.commit_slab || store_->is_short(klass, options_.evict_ahead))
+    kick();  // the next slab had better be warm, the next slots free
   lock.unlock();
   Hash128 sum;
   const bool backed = back_with_pages(reserved);

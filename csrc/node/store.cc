@@ -103,13 +103,12 @@ Store::Reserved Store::reserve(const Namespace& space, const Hash128& key, Secon
     return answer;
   }
   if (pending_.contains({key, incarnation})) return {.outcome = Outcome::pending};
+  if (!make_room(space.size_class, now))
+    return {.outcome = Outcome::no_room, .why = NoRoom::pool_pinned};
+  // After the eviction, so that its record is the one that is used again.
   const auto record = take_record();
   if (!record) return {.outcome = Outcome::no_room, .why = NoRoom::index_full};
-  const auto slot = room_for(space.size_class, *record, now);
-  if (!slot) {
-    free_record(*record);
-    return {.outcome = Outcome::no_room, .why = NoRoom::pool_pinned};
-  }
+  const auto slot = slabs_.take(space.size_class, *record);
   private_[*record] = {.pins_or_next = 0,
                        .state = State::reserved,
                        .klass = static_cast<std::uint8_t>(space.size_class),

@@ -88,6 +88,8 @@ class Store {
   bool evict_one(Seconds now);
   // Keeps `share` of each class's slots free where the pool is full, at most `at_most` evictions.
   std::uint32_t evict_ahead(double share, std::uint32_t at_most, Seconds now);
+  // Less than half of that is free: time to wake whoever evicts ahead. O(1).
+  bool is_short(ClassId klass, double share) const;
   // Looks at some records and frees those of dropped namespaces. True: more are left.
   bool sweep(std::uint32_t records, Seconds now);
   // Bounded work; call again while it returns true. False: done, or nothing more can go now.
@@ -145,7 +147,10 @@ class Store {
   Store(const StoreOptions& options, std::unique_ptr<Arena> arena, std::unique_ptr<Arena> index,
         std::uint32_t records_max);
 
-  std::optional<Slot> room_for(ClassId klass, BlockId owner, Seconds now);
+  bool make_room(ClassId klass, Seconds now);
+  std::uint64_t wanted_slots(ClassId klass, double share) const;
+  std::uint64_t wanted_blocks(double share) const;
+  std::uint64_t spare_blocks() const;
   bool evict_from(ClassId klass, Seconds now);
   std::optional<ClassId> coldest_class(ClassId except) const;
   bool steal_slab(ClassId klass, Seconds now);

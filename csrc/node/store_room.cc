@@ -42,12 +42,12 @@ void Store::retire(BlockId record, Leave why, Seconds now) {
   free_record(record);
 }
 
-std::optional<Slot> Store::room_for(ClassId klass, BlockId owner, Seconds now) {
+// True: the class has a free slot, and one more block is within the limit.
+bool Store::make_room(ClassId klass, Seconds now) {
   if (blocks_limit_ != 0)
-    while (resident_ + zombies_ + pending_.size() >= blocks_limit_)
-      if (!evict_one(now)) return std::nullopt;
-  for (;;) {
-    if (auto slot = slabs_.take(klass, owner)) return slot;
+    while (spare_blocks() == 0)
+      if (!evict_one(now)) return false;
+  while (!slabs_.has_room(klass)) {
     if (dead_ > 0) {
       const std::uint64_t before = dead_;
       sweep(kSweepForRoom, now);
@@ -57,8 +57,9 @@ std::optional<Slot> Store::room_for(ClassId klass, BlockId owner, Seconds now) {
     const bool added = slabs_.add_slab(klass, runs);
     punch(runs);
     if (added || steal_slab(klass, now)) continue;
-    if (!evict_from(klass, now)) return std::nullopt;
+    if (!evict_from(klass, now)) return false;
   }
+  return true;
 }
 
 bool Store::evict_from(ClassId klass, Seconds now) {
@@ -176,21 +177,35 @@ bool Store::empty_slab(SlabId slab) {
   return true;
 }
 
+// Free slots a class should have: none while it can still get a slab.
+std::uint64_t Store::wanted_slots(ClassId klass, double share) const {
+  if (slabs_.units_in_slabs() + slabs_.slab_units(klass) <= slabs_.limit()) return 0;
+  const std::uint64_t slots = slabs_.taken_slots(klass) + slabs_.free_slots(klass);
+  return static_cast<std::uint64_t>(static_cast<double>(slots) * share);
+}
+
+std::uint64_t Store::wanted_blocks(double share) const {
+  return static_cast<std::uint64_t>(static_cast<double>(blocks_limit_) * share);
+}
+
+std::uint64_t Store::spare_blocks() const {
+  const std::uint64_t held = resident_ + zombies_ + pending_.size();
+  return held < blocks_limit_ ? blocks_limit_ - held : 0;
+}
+
+bool Store::is_short(ClassId klass, double share) const {
+  return 2 * slabs_.free_slots(klass) < wanted_slots(klass, share) ||
+         2 * spare_blocks() < wanted_blocks(share);
+}
+
 std::uint32_t Store::evict_ahead(double share, std::uint32_t at_most, Seconds now) {
   std::uint32_t evicted = 0;
-  if (share <= 0) return 0;
-  const auto ahead = [&](std::uint64_t slots) {
-    return static_cast<std::uint64_t>(static_cast<double>(slots) * share);
-  };
-  if (blocks_limit_ != 0)
-    while (evicted < at_most &&
-           resident_ + pending_.size() + ahead(blocks_limit_) > blocks_limit_ && evict_one(now))
+  while (evicted < at_most && spare_blocks() < wanted_blocks(share) && evict_one(now)) ++evicted;
+  for (ClassId id = 0; id < slabs_.class_count(); ++id)
+    // A slab of a colder class first: a class must not eat itself up beside blocks nobody wants.
+    while (evicted < at_most && slabs_.free_slots(id) < wanted_slots(id, share) &&
+           (steal_slab(id, now) || evict_from(id, now)))
       ++evicted;
-  for (ClassId id = 0; id < slabs_.class_count(); ++id) {
-    if (slabs_.units_in_slabs() + slabs_.slab_units(id) <= slabs_.limit()) continue;
-    const std::uint64_t wanted = ahead(slabs_.taken_slots(id) + slabs_.free_slots(id));
-    while (evicted < at_most && slabs_.free_slots(id) < wanted && evict_from(id, now)) ++evicted;
-  }
   return evicted;
 }
 

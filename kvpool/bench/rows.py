@@ -6,8 +6,9 @@ import dataclasses
 import json
 from collections.abc import Iterable
 
-from rich import box
 from rich.table import Table
+
+from kvpool.replay.report import plain_table
 
 Value = str | int | float
 
@@ -53,7 +54,7 @@ def _rounded(value: Value) -> Value:
 def table(rows: Iterable[Row]) -> Table:
     """All rows, which have the same fields, with the bars they are held to."""
     rows = list(rows)
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    shown = plain_table(gap=2)
     for name, value in rows[0].fields.items():
         shown.add_column(name, justify="left" if isinstance(value, str) else "right")
     if any(row.bar for row in rows):

@@ -1,8 +1,8 @@
 """What the machine can do: one memcpy of as many bytes, measured between the pool's own copies.
 
-A Floor owns a ring of memory, as large as the data that the pool works on (up to a limit well
-beyond the last-level cache), and walks through it, so that its bytes are as cold as a pool's.
-Buffers are numpy's as they come. One thread per Floor.
+A Floor owns a ring of memory, as large as its thread's share of what the pool works on (all rings
+together up to a limit well beyond the last-level cache), and walks through it, so that its bytes
+are as cold as a pool's. Buffers are numpy's as they come. One thread per Floor.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-RING_BYTES_MAX = 128 << 20
+RING_BYTES_MAX = 128 << 20  # of all rings of a replay
 
 
 class Floor:
     """Sums up memcpy's bytes and seconds: out of the ring after a get, into it after a put."""
 
-    def __init__(self, working_set_bytes: int) -> None:
+    def __init__(self, working_set_bytes: int, *, floors: int = 1) -> None:
+        share_bytes = max(1, min(working_set_bytes, RING_BYTES_MAX) // floors)
         # Written once here: first touch is far slower than a copy and is not what is compared.
-        self._ring = np.ones(max(1, min(working_set_bytes, RING_BYTES_MAX)), dtype=np.uint8)
+        self._ring = np.ones(share_bytes, dtype=np.uint8)
         self._at = 0
         self.copied_bytes = 0
         self.seconds = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterable, Iterator
 
 from rich.console import Console
@@ -15,8 +16,12 @@ _EVERY = 64  # requests between two looks at how much was read
 
 
 @contextlib.contextmanager
-def watching() -> Iterator[Watch]:
-    """A Watch that draws one bar per pass; it may be called from any one thread at a time."""
+def watching(*, prints_meanwhile: bool = False) -> Iterator[Watch]:
+    """A Watch that draws one bar per pass; it may be called from any one thread at a time.
+
+    prints_meanwhile: results go to stdout while the bar is there. When that is a terminal too,
+    there is no bar: it would mix with them.
+    """
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -24,8 +29,11 @@ def watching() -> Iterator[Watch]:
         TimeElapsedColumn(),
         console=Console(stderr=True),
         transient=True,
+        redirect_stdout=False,  # else what is printed lands on stderr, wrapped
+        redirect_stderr=False,
     )
-    bar.disable = not bar.console.is_terminal
+    mixes = prints_meanwhile and sys.stdout.isatty()
+    bar.disable = mixes or not bar.console.is_terminal
     with bar:
         yield lambda step, requests: _watched(bar, step, requests)
 

@@ -24,6 +24,8 @@ COPY_NOTE = (
     "[dim]GB/s of one thread inside the pool's calls, and of memcpy of as many bytes between them;"
     " every hit compared byte by byte[/]"
 )
+POLICY_COLUMNS = 12  # of a terminal: the longest policy and a space
+HIT_COLUMNS = 16  # "1,073,741,824 blocks" is rarer than "0.1569*  +20%" and wraps nothing
 COPY_HEADERS = (
     "blocks",
     "tokens not\nrecomputed",
@@ -43,12 +45,29 @@ def json_line(trace: str, score: Score) -> str:
     return json.dumps(json_fields(trace, score))
 
 
-def tables(title: str, scores: Sequence[Score], *, block_bytes: int | None) -> list[RenderableType]:
-    """What to print, in order: hit rates of all scores and, when bytes moved, what moved."""
-    heading = Text(title, style="bold")  # Text: a path is not markup
-    shown: list[RenderableType] = [heading, hit_table(scores, block_bytes=block_bytes), HIT_NOTE]
+def tables(
+    title: str, scores: Sequence[Score], *, block_bytes: int | None, width: int
+) -> list[RenderableType]:
+    """What to print, in order: hit rates of all scores and, when bytes moved, what moved.
+
+    width: columns there are; capacities that do not fit get a table of their own.
+    """
+    heading = Text(printable(title), style="bold")  # Text: a path is not markup
+    capacities = sorted({score.capacity_blocks for score in scores})
+    per_table = max(1, (width - POLICY_COLUMNS) // HIT_COLUMNS)
+    shown: list[RenderableType] = [heading]
+    for start in range(0, len(capacities), per_table):
+        part = capacities[start : start + per_table]
+        fitting = [score for score in scores if score.capacity_blocks in part]
+        shown.append(hit_table(fitting, block_bytes=block_bytes))
+    shown.append(HIT_NOTE)
     moved = [score for score in scores if score.copied is not None]
     return [*shown, "", copy_table(moved), COPY_NOTE] if moved else shown
+
+
+def printable(path: str) -> str:
+    """The path with a mark in place of bytes that are no UTF-8, which a file name may have."""
+    return path.encode("utf-8", "replace").decode()
 
 
 def gap_recovered(grid: Grid, score: Score) -> float | None:
@@ -71,6 +90,11 @@ def best_online(grid: Grid, capacity_blocks: int) -> str | None:
     return max(rivals, key=lambda score: score.hit_blocks).policy if len(rivals) > 1 else None
 
 
+def plain_table(*, gap: int) -> Table:
+    """A table without frame whose columns lie `gap` apart."""
+    return Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, gap - 1, 0, 0))
+
+
 def hit_table(scores: Sequence[Score], *, block_bytes: int | None = None) -> Table:
     """Policies down, capacities across; Belady on top as the bound.
 
@@ -81,7 +105,7 @@ def hit_table(scores: Sequence[Score], *, block_bytes: int | None = None) -> Tab
         policy for policy in (ORACLE, *ONLINE_POLICIES) if any(p == policy for p, _ in grid)
     ]
     capacities = sorted({capacity for _, capacity in grid})
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = plain_table(gap=2)
     table.add_column("policy")
     for capacity in capacities:
         size = f"\n{format_size(capacity * block_bytes)}" if block_bytes else ""
@@ -107,7 +131,7 @@ def hit_cell(grid: Grid, policy: str, capacity_blocks: int) -> str:
 
 def copy_table(scores: Sequence[Score]) -> Table:
     """What moved through the pool, a row per score, each of which moved bytes."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = plain_table(gap=1)
     table.add_column("policy", no_wrap=True)
     for header in COPY_HEADERS:
         table.add_column(header, justify="right", vertical="bottom")
@@ -169,7 +193,8 @@ def plot(path: str | os.PathLike[str], title: str, scores: Sequence[Score]) -> N
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.minorticks_off()
     axes.set_ylim(bottom=0)
-    axes.set(xlabel="capacity, blocks", ylabel="hit rate over blocks", title=title)
+    axes.set(xlabel="capacity, blocks", ylabel="hit rate over blocks")
+    axes.set_title(printable(title), parse_math=False)
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=150)

@@ -119,7 +119,7 @@ class _Worker:
     def __init__(self, namespace: kvpool.Namespace, options: PoolOptions) -> None:
         self._namespace = namespace
         self._payload = Payload(options.block_bytes)
-        self._floor = Floor(options.capacity_blocks * options.block_bytes)
+        self._floor = Floor(options.capacity_blocks * options.block_bytes, floors=options.threads)
         self._rows_max = max(1, BUFFER_BYTES_MAX // options.block_bytes)
         self._buffer = np.zeros((0, options.block_bytes // 8), dtype=np.uint64)
         self.requests = self.blocks = self.hit_blocks = self.hit_tokens = 0

@@ -1,8 +1,10 @@
 // One checksum: whichever kernel, however it is fed, and over exactly the bytes that were stored.
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "block/checksum.h"
@@ -103,6 +105,34 @@ TEST_CASE("checksum: the copying form stores the bytes, sums them, and touches n
                           [](unsigned char c) { return c == 0xa5; }));
     }
   }
+}
+
+// A client can write into its staging memory whenever it likes.
+TEST_CASE("checksum: the copying form sums what it stored, even if the source changes meanwhile") {
+  constexpr std::size_t kBytes = 64 << 10;
+  alignas(64) static unsigned char source[kBytes];
+  alignas(64) static unsigned char stored[kBytes];
+  std::atomic<bool> stop{false};
+  std::atomic<std::uint64_t> scribbles{0};
+  std::thread scribbler([&] {
+    std::vector<unsigned char> line(256);
+    for (std::size_t at = 0; !stop.load(std::memory_order_relaxed); at = (at + 4352) % kBytes) {
+      std::ranges::fill(line, static_cast<unsigned char>(scribbles.fetch_add(1)));
+      racy_fill(source + at / 256 * 256, line.data(), line.size());
+    }
+  });
+  std::size_t wrong = 0;
+  std::size_t changed = 0;
+  for (std::size_t round = 0; round < 300 || changed < 20; ++round) {
+    const Stores stores = round % 2 == 0 ? Stores::cached : Stores::streaming;
+    const std::uint64_t before = scribbles.load();
+    const Hash128 sum = copy_with_checksum(stored, source, kBytes, stores);
+    if (scribbles.load() != before) ++changed;
+    if (sum != checksum(stored, kBytes)) ++wrong;
+  }
+  stop.store(true, std::memory_order_relaxed);
+  scribbler.join();
+  CHECK(wrong == 0);
 }
 
 }  // namespace

@@ -22,6 +22,12 @@ using test::Random;
 using Memory = std::vector<std::byte>;
 using Pages = std::vector<std::int64_t>;
 
+#if defined(__SANITIZE_THREAD__)
+constexpr int kRounds = 60;  // there is one thread here, and the reference is slow under TSan
+#else
+constexpr int kRounds = 400;
+#endif
+
 // One engine: its tensors and the memory that each of them owns, to the byte.
 struct Engine {
   PagedLayers layers;
@@ -151,7 +157,7 @@ std::vector<Dimension> random_dimensions(Random& random, const Engine& engine, b
     const bool has_kv = kind != LayoutKind::mla && !engine.layers.split_kv && random.coin();
     if (has_kv) dims.push_back({Role::kv, some(2), 0});
     dims.push_back({Role::element, some(wide ? 900 : 40), 0});
-    if (!has_kv && random.coin()) dims.push_back({Role::element, some(4), 0});
+    if (!has_kv && !wide && random.coin()) dims.push_back({Role::element, some(4), 0});
   }
   std::ranges::shuffle(dims, random.engine());
   return dims;
@@ -208,7 +214,7 @@ std::string describe(const Engine& engine) {
 
 TEST_CASE("layout: gather is the reference, and its checksum is that of the block") {
   Random random("layout gather");
-  for (int round = 0; round < 400; ++round) {
+  for (int round = 0; round < kRounds; ++round) {
     const Engine engine = random_engine(random);
     CAPTURE(describe(engine));
     const auto plan = CopyPlan::make(engine.layers);
@@ -237,7 +243,7 @@ bool always(void*) { return true; }
 
 TEST_CASE("layout: scatter is the reference, and leaves every other byte alone") {
   Random random("layout scatter");
-  for (int round = 0; round < 400; ++round) {
+  for (int round = 0; round < kRounds; ++round) {
     Engine engine = random_engine(random);
     const Pages pages = random_pages(random, engine);
     if (engine.page_count < pages.size()) continue;  // a page given twice has no one right content

@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import kvpool
+from kvpool import cli
 from kvpool.replay.score import POLICIES
 from kvpool.replay.trace import Trace, write_line
 from kvpool.replay.workload import WorkloadOptions, generate
@@ -87,7 +89,7 @@ def test_json_has_a_line_for_each_policy_and_capacity(trace: Path) -> None:
 )
 def test_several_values_by_one_flag_or_by_many(trace: Path, flags: str) -> None:
     words = [str(trace) if word == "TRACE" else word for word in flags.split()]
-    pairs = [(r["policy"], r["capacity_blocks"]) for r in rows_of(run("replay", *words, "--json"))]
+    pairs = [(r["policy"], r["capacity_blocks"]) for r in rows_of(run("replay", "--json", *words))]
     assert pairs == [("lru", 50), ("lru", 500), ("fifo", 50), ("fifo", 500)]
 
 
@@ -168,7 +170,7 @@ def test_what_is_no_trace_fails(tmp_path: Path, content: bytes, complaint: str) 
         ("replay .", "is a directory"),
         ("replay TRACE --policy temprature", "did you mean 'temperature'"),
         ("replay TRACE --capacity-blocks 0", "greater than or equal to 1"),
-        ("replay TRACE --capacity-blocks many", "many"),
+        ("replay TRACE --capacity-blocks many", "valid integer"),
         ("replay TRACE --block-bytes 64K --bytes", "write KiB (1024s) or KB (1000s)"),
         ("replay TRACE --block-bytes 12 --bytes", "multiple of 8"),
         ("replay TRACE --threads 2", "needs --bytes"),
@@ -181,11 +183,19 @@ def test_what_is_no_trace_fails(tmp_path: Path, content: bytes, complaint: str) 
         ("bogus", "No such command"),
     ],
 )
-def test_a_wrong_question_is_a_usage_error(trace: Path, words: str, complaint: str) -> None:
+def test_a_wrong_question_is_a_usage_error(
+    trace: Path, words: str, complaint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(trace.parent)
     args = [str(trace) if word == "TRACE" else word for word in words.split()]
-    done = run(*args, status=2, cwd=trace.parent)
+    done = CliRunner().invoke(cli.app, args, env=ENVIRONMENT)
+    assert done.exit_code == 2
     assert complaint in " ".join(done.stderr.split()).replace(" │ │ ", " ")
     assert done.stdout == ""
+
+
+def test_a_usage_error_is_the_exit_status_of_the_process() -> None:
+    assert "does not exist" in run("replay", "absent.jsonl", status=2).stderr
 
 
 def test_a_plot_is_written(trace: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -81,14 +82,31 @@ def test_copy_table_shows_rates_and_wrong_blocks() -> None:
 
 
 def test_tables_fit_a_terminal_of_80_columns() -> None:
-    scores = [score_of("temperature", 1, 50_000, copied_of(0)), *SCORES]
-    text = printed(*report.tables("trace.jsonl", scores, block_bytes=65536), width=80)
+    capacities = (100, 1000, 5000, 20_000, 50_000, 100_000, 500_000)
+    scores = [
+        score_of(policy, hits, capacity, copied_of(0))
+        for policy, hits in HITS.items()
+        for capacity in capacities
+    ]
+    parts = report.tables("trace.jsonl", scores, block_bytes=65536, width=80)
+    text = printed(*parts, width=80)
     assert "…" not in text
+    assert [f"{capacity:,} blocks" in text for capacity in capacities] == [True] * 7
+    assert text.count("0.2600*") == 7
 
 
 def test_a_path_is_not_markup() -> None:
-    text = printed(*report.tables("[red]odd[/red].jsonl", SCORES, block_bytes=None))
+    text = printed(*report.tables("[red]odd[/red].jsonl", SCORES, block_bytes=None, width=120))
     assert "[red]odd[/red].jsonl" in text
+
+
+def test_a_file_name_that_is_no_text_is_shown_and_drawn(tmp_path: Path) -> None:
+    name = os.fsdecode(b"$odd$ \\alpha \xff.jsonl")
+    assert "$odd$ \\alpha ?.jsonl" in printed(
+        *report.tables(name, SCORES, block_bytes=None, width=120)
+    )
+    report.plot(tmp_path / "hits.png", name, SCORES)
+    assert json.loads(report.json_line(name, SCORES[0]))["trace"] == name
 
 
 def test_json_has_exactly_the_fields() -> None:
