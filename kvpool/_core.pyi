@@ -8,8 +8,17 @@ from typing import Annotated, Any, overload
 import numpy
 from numpy.typing import NDArray
 
+def end_gil_sections() -> bool:
+    """
+    At exit: wait until no thread is inside a call without the GIL, 10 s at most.
+    """
+
 def prefix_hash(
-    seed: object, tokens: object, block_tokens: int, extra: object, algorithm: str
+    seed: object | None,
+    tokens: object | None,
+    block_tokens: int,
+    extra: object | None,
+    algorithm: str,
 ) -> bytes:
     """
     Chained keys of the whole blocks of `tokens`, 16 bytes each, packed.
@@ -20,7 +29,7 @@ def prefix_hash(
     there is much to do; int32 and int64 are converted once, uint32 is read in place.
     """
 
-def fold(seed: object, hashes: object, hash_bytes: int) -> bytes:
+def fold(seed: object | None, hashes: object | None, hash_bytes: int) -> bytes:
     """
     SHA-256(seed || hash)[:16] for each record of `hash_bytes` bytes in `hashes`, packed.
 
@@ -28,7 +37,7 @@ def fold(seed: object, hashes: object, hash_bytes: int) -> bytes:
     do; no copy.
     """
 
-def checksum(data: object) -> bytes:
+def checksum(data: object | None) -> bytes:
     """
     XXH3-128 of a contiguous buffer as 16 bytes: the low half, then the high half, each
     little-endian. Releases the GIL from 256 KiB on; no copy.
@@ -118,6 +127,8 @@ class Layers:
         writable: bool,
     ) -> Layers: ...
     @property
+    def layout(self) -> str: ...
+    @property
     def block_bytes(self) -> int: ...
     @property
     def pages_per_block(self) -> int: ...
@@ -131,18 +142,17 @@ class Reservation:
     """
     A slot to be filled in place (writable buffer), then committed.
 
-    Aborted when it is dropped without commit. One thread at a time.
+    Aborted when it, and every buffer over it, is gone without commit.
     """
 
     def commit(self) -> int: ...
-    def abort(self) -> None: ...
     @property
     def is_open(self) -> bool: ...
 
 class Region:
     """Memory registered once; calls then carry offsets into it."""
 
-    def __init__(self, memory: object) -> None: ...
+    def __init__(self, memory: object | None) -> None: ...
     @property
     def nbytes(self) -> int: ...
     @property
@@ -153,7 +163,9 @@ class ManualClock:
 
     def __init__(self) -> None: ...
     def set(self, seconds: float) -> None:
-        """Move the time; never back. Thread-safe."""
+        """
+        Move the time forward, to 1e12 seconds at most. Raises BadArgument. Thread-safe.
+        """
 
     def now(self) -> float: ...
 
@@ -174,16 +186,19 @@ class Node:
         clock: ManualClock | None,
     ) -> Node: ...
     def close(self) -> None: ...
+    def require_usable(self) -> None:
+        """Raise PoolClosed or ForkedProcess where no call can be made."""
+
     @property
     def is_closed(self) -> bool: ...
     @property
     def is_forked(self) -> bool: ...
     @property
     def base_address(self) -> int: ...
-    def resize(self, dram: int, max_blocks: int, timeout_s: float) -> int: ...
+    def resize(self, dram: int, max_blocks: int, timeout_s: object | None) -> int: ...
     def trim(self) -> None: ...
     def stats(self) -> dict[str, Any]: ...
-    def settle(self, timeout_s: float) -> bool:
+    def settle(self, timeout_s: object | None) -> bool:
         """
         Wait until the node's thread has nothing left to do; False at the timeout.
         """
@@ -204,11 +219,11 @@ class Space:
     def __init__(self, node: Node, id: bytes, block_bytes: int) -> None: ...
     @property
     def block_bytes(self) -> int: ...
-    def count_present(self, keys: object) -> tuple[int, bytes]: ...
+    def count_present(self, keys: object | None) -> tuple[int, bytes]: ...
     def get_into(
         self,
-        keys: object,
-        out: object,
+        keys: object | None,
+        out: object | None,
         stride: object | None = None,
         *,
         offsets: object | None = None,
@@ -227,27 +242,29 @@ class Space:
 
     def put_codes(
         self,
-        keys: object,
-        data: object,
+        keys: object | None,
+        data: object | None,
         stride: object | None,
         offsets: object | None,
         parent: object | None,
-        timeout_s: float,
+        timeout_s: object | None,
     ) -> bytes: ...
     def save_codes(
         self,
         layers: Layers,
-        block_table: object,
-        keys: object,
+        block_table: object | None,
+        keys: object | None,
         parent: object | None,
-        timeout_s: float,
+        timeout_s: object | None,
     ) -> bytes: ...
-    def load_pages(self, layers: Layers, block_table: object, keys: object) -> int: ...
-    def view_blocks(self, keys: object) -> list[Any]: ...
+    def load_pages(
+        self, layers: Layers, block_table: object | None, keys: object | None
+    ) -> int: ...
+    def view_blocks(self, keys: object | None) -> list[Any]: ...
     def reserve_slot(
-        self, key: object, parent: object | None, timeout_s: float
+        self, key: object | None, parent: object | None, timeout_s: object | None
     ) -> tuple[int, Any]: ...
-    def remove(self, keys: object) -> int:
+    def remove(self, keys: object | None) -> int:
         """
         Take these keys out of the pool and return how many were there.
 
@@ -263,9 +280,9 @@ class Space:
         Thread-safe; O(1).
         """
 
-    def temperature(self, key: object) -> float:
+    def temperature(self, key: object | None) -> float | None:
         """
-        How warm one block is, on the scale by which blocks are evicted (0.0 if absent).
+        How warm one block is, on the scale by which blocks are evicted; None if absent.
 
         For inspection: only comparisons within one pool mean anything. Takes the lock.
         """

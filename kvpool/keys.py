@@ -19,6 +19,8 @@ from kvpool.errors import BadArgument, BadType
 from kvpool.types import Keys
 
 KEY_BYTES = 16
+TOKEN_MAX = 2**32 - 1
+HASH_BYTES_MAX = 1 << 20
 KEY_DTYPE = np.dtype("V16")
 
 
@@ -47,16 +49,28 @@ def fold_keys(seed: bytes, hashes: Sequence[bytes] | Any, hash_bytes: int | None
     hashes: a list of bytes of one length, or packed bytes with hash_bytes given. The engine's
     hashes must already be chained, and depend on everything that changes the bytes.
     """
-    if isinstance(hashes, (list, tuple)):
-        if not hashes:
-            return as_keys(b"")
-        lengths = {len(one) for one in hashes}
-        if len(lengths) != 1:
-            raise BadArgument(f"hashes have different lengths: {sorted(lengths)}")
-        return as_keys(_core.fold(seed, b"".join(hashes), lengths.pop()))
-    if hash_bytes is None:
-        raise BadArgument("packed hashes need hash_bytes")
-    return as_keys(_core.fold(seed, hashes, hash_bytes))
+    if not isinstance(hashes, (list, tuple)):
+        if hash_bytes is None:
+            raise BadArgument("packed hashes need hash_bytes")
+        return as_keys(_core.fold(seed, hashes, _hash_bytes(hash_bytes)))
+    try:
+        each = [bytes(memoryview(one)) for one in hashes]
+    except TypeError as error:
+        raise BadType(f"hashes are a list that holds something else than bytes: {error}") from None
+    lengths = {len(one) for one in each}
+    if hash_bytes is not None:
+        lengths.add(_hash_bytes(hash_bytes))
+    if len(lengths) > 1:
+        raise BadArgument(f"hashes have different lengths: {sorted(lengths)}")
+    return as_keys(_core.fold(seed, b"".join(each), lengths.pop())) if each else as_keys(b"")
+
+
+def _hash_bytes(value: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise BadType(f"hash_bytes is {type(value).__name__}; it must be int")
+    if not 1 <= value <= HASH_BYTES_MAX:
+        raise BadArgument(f"hash_bytes is {value}; it must be 1..{HASH_BYTES_MAX}")
+    return value
 
 
 def token_array(tokens: Sequence[int] | np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -70,10 +84,20 @@ def token_array(tokens: Sequence[int] | np.ndarray[Any, Any]) -> np.ndarray[Any,
     if array.ndim != 1:
         raise BadArgument(f"tokens have shape {array.shape}; they must be one sequence")
     if array.dtype.kind not in "iu":
+        _refuse_first_bad(tokens)
         raise BadType(f"tokens have dtype {array.dtype}; they must be integers")
     if array.dtype.itemsize < 4:
         array = array.astype(np.int32)
     return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False))
+
+
+def _refuse_first_bad(tokens: Any) -> None:
+    """Name the element for which numpy found no integer type for the whole list."""
+    for position, token in enumerate(tokens if isinstance(tokens, (list, tuple)) else ()):
+        if isinstance(token, bool) or not isinstance(token, (int, np.integer)):
+            raise BadType(f"token {position} is {token!r}; tokens must be integers")
+        if not 0 <= token <= TOKEN_MAX:
+            raise BadArgument(f"token {position} is {token}; a token id must be in 0..{TOKEN_MAX}")
 
 
 def as_keys(packed: bytes) -> Keys:

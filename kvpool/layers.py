@@ -27,7 +27,7 @@ def plan_layers(
     manifest: Manifest, kv_layers: Sequence[Any], dims: str | None = None
 ) -> _core.Layers:
     """Check the tensors against the manifest and plan their copies. O(layers)."""
-    layers = list(kv_layers)
+    layers = _listed(kv_layers)
     start, stop = manifest.layers  # type: ignore[misc]  # a pair since the manifest was made
     if len(layers) != stop - start and manifest.layout != "opaque":
         raise BadArgument(f"got {len(layers)} layers; the manifest has {stop - start}")
@@ -42,7 +42,7 @@ def plan_layers(
     facts = [_facts(tensor) for tensor in tensors]
     words = _dims(manifest, dims, rank=len(facts[0][3]), split=all(pairs))
     page_tokens = _check_shapes(manifest, facts, words)
-    return _core.Layers.make(
+    planned = _core.Layers.make(
         manifest.layout,
         manifest.block_tokens,
         page_tokens,
@@ -52,6 +52,18 @@ def plan_layers(
         tensors,
         all(_writable(tensor) for tensor in tensors),
     )
+    if planned.block_bytes != manifest.block_bytes:
+        raise BadArgument(
+            f"a block of these layers takes {planned.block_bytes} bytes; the manifest says "
+            f"{manifest.block_bytes}"
+        )
+    return planned
+
+
+def _listed(kv_layers: Sequence[Any]) -> list[Any]:
+    if not hasattr(kv_layers, "__len__") or isinstance(kv_layers, (str, bytes, dict)):
+        raise BadType(f"kv_layers is {type(kv_layers).__name__}; it must be a list of tensors")
+    return list(kv_layers)
 
 
 def _dims(manifest: Manifest, dims: str | None, *, rank: int, split: bool) -> list[str]:
@@ -76,6 +88,11 @@ def _check_shapes(manifest: Manifest, facts: list[TensorFacts], words: list[str]
             )
         if manifest.layout == "opaque":
             continue
+        if _item_bits(manifest) % 8 != 0:
+            raise BadArgument(
+                f"{manifest.dtype} has no items of whole bytes, so tensors of it cannot be "
+                "described; use layout opaque"
+            )
         if item * 8 != _item_bits(manifest):
             raise BadArgument(
                 f"layer tensor {number} has items of {item} bytes; {manifest.dtype} has "
@@ -100,6 +117,8 @@ def _item_bits(manifest: Manifest) -> int:
 def _facts(tensor: Any) -> TensorFacts:
     """Address, extent in bytes, item bytes, shape and byte strides of a numpy or torch tensor."""
     if isinstance(tensor, np.ndarray):
+        if tensor.dtype.hasobject:
+            raise BadType("a layer is an array of Python objects; it must hold plain bytes")
         address = tensor.__array_interface__["data"][0]
         item, shape, strides = tensor.itemsize, list(tensor.shape), list(tensor.strides)
     elif hasattr(tensor, "data_ptr") and hasattr(tensor, "stride"):

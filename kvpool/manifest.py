@@ -146,7 +146,11 @@ def unpack(packed: bytes) -> Manifest:
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in pairs
     }
-    return Manifest(**values)
+    manifest = Manifest(**values)
+    # The id is a digest of the bytes: one manifest must not come in two spellings.
+    if manifest.pack() != packed:
+        raise BadArgument("not a manifest: its bytes are not in the canonical form")
+    return manifest
 
 
 def _plain(value: object) -> object:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import secrets
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from numbers import Real
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -21,7 +23,7 @@ import numpy as np
 
 from kvpool import _core
 from kvpool.config import parse_size
-from kvpool.errors import BadArgument, BadType, ForkedProcess, ManifestMismatch, PoolClosed
+from kvpool.errors import BadArgument, BadType, ManifestMismatch
 from kvpool.keys import fold_keys, prefix_keys
 from kvpool.layers import plan_layers
 from kvpool.manifest import Manifest
@@ -32,6 +34,7 @@ AnyKey = Any  # 16 bytes: bytes, an element or a slice of keys()
 AnyKeys = Any  # packed keys (a buffer of n * 16 bytes) or a sequence of 16-byte keys
 AnyData = Any  # a buffer, a list of buffers, a torch CPU tensor, or a Region
 
+PREFAULTS = ("off", "ahead", "all")
 POLICIES = ("temperature", "lru", "lfu", "fifo", "s3fifo")
 DRAM_BYTES_MIN = 2 << 20
 DRAM_BYTES_MAX = 1 << 44
@@ -71,22 +74,21 @@ def open(
     most = min(4 * dram_bytes, DRAM_BYTES_MAX) if dram_max is None else _size("dram_max", dram_max)
     if most < dram_bytes:
         raise BadArgument(f"dram_max is {most} bytes, less than dram ({dram_bytes})")
-    if policy not in POLICIES:
-        raise BadArgument(f"policy is {policy!r}; it can be {', '.join(POLICIES)}")
-    if not isinstance(evict_ahead, (int, float)) or not 0 <= evict_ahead <= 0.5:
-        raise BadArgument(f"evict_ahead is {evict_ahead!r}; it must be 0..0.5")
-    if tau_s is not None and not (isinstance(tau_s, (int, float)) and 0.001 <= tau_s <= 1e9):
-        raise BadArgument(f"tau_s is {tau_s!r}; it must be 0.001..1e9 seconds, or None")
+    _choice("policy", policy, POLICIES)
+    _choice("prefault", prefault, PREFAULTS)
+    _instance("huge_pages", huge_pages, bool)
+    if clock is not None:
+        _instance("clock", clock, _core.ManualClock)
     return Pool(
         _core.Node.open(
             dram=dram_bytes,
             dram_max=most,
             max_blocks=_max_blocks(max_blocks),
             policy=policy,
-            tau_s=0.0 if tau_s is None else float(tau_s),
-            prefault=_text("prefault", prefault),
-            evict_ahead=float(evict_ahead),
-            huge_pages=bool(huge_pages),
+            tau_s=0.0 if tau_s is None else _number("tau_s", tau_s, 0.001, 1e9),
+            prefault=prefault,
+            evict_ahead=_number("evict_ahead", evict_ahead, 0, 0.5),
+            huge_pages=huge_pages,
             salt=secrets.randbits(64),
             clock=clock,
         )
@@ -113,9 +115,8 @@ class Pool:
         Raises ManifestMismatch when a namespace of the same (non-empty) name exists with another
         manifest, naming the fields. O(1).
         """
-        if not isinstance(manifest, Manifest):
-            raise BadType(f"manifest is {type(manifest).__name__}; it must be kvpool.Manifest")
-        self._require_usable()
+        _instance("manifest", manifest, Manifest)
+        self._node.require_usable()  # in a forked child, the lock may be held for ever
         with self._lock:
             known = self._named.get(manifest.name) if manifest.name else None
             if known is not None and known != manifest:
@@ -130,6 +131,7 @@ class Pool:
 
         Saves the cost of looking at the object in every call. The region keeps it alive.
         """
+        self._node.require_usable()
         return _core.Region(memory)
 
     def resize(
@@ -169,7 +171,11 @@ class Pool:
         return self._node.is_forked or self._node.is_closed
 
     def close(self) -> None:
-        """End the pool: idempotent, waits for calls under way, at most for their own time-outs."""
+        """End the pool. Idempotent; does nothing in a forked child.
+
+        Waits inside the pool end at once, and what was not stored yet is reported as FAILED. Calls
+        that copy in other threads end their copy; asynchronous ones are waited for.
+        """
         if self._node.is_forked:  # the lock may be held for ever in a child
             return
         with self._lock:
@@ -189,19 +195,14 @@ class Pool:
     ) -> None:
         self.close()
 
-    def _require_usable(self) -> None:
-        if self._node.is_forked:
-            raise ForkedProcess("this pool belongs to the parent process; open one in the child")
-        if self._node.is_closed:
-            raise PoolClosed("the pool is closed")
-
     async def _in_thread(self, call: Callable[[], Result]) -> Result:
-        self._require_usable()
+        self._node.require_usable()
         with self._lock:
+            self._node.require_usable()  # close() takes the executor away under the lock
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(ASYNC_THREADS, "kvpool")
-            executor = self._executor
-        return await asyncio.get_running_loop().run_in_executor(executor, call)
+            answer = asyncio.get_running_loop().run_in_executor(self._executor, call)
+        return await answer
 
 
 class Namespace(_core.Space):
@@ -232,7 +233,7 @@ class Namespace(_core.Space):
         """
         manifest = self.manifest
         return prefix_keys(
-            self.id if after is None else bytes(after),
+            self.id if after is None else _one_key("after", after),
             token_ids,
             manifest.block_tokens,
             extra=extra,
@@ -276,8 +277,8 @@ class Namespace(_core.Space):
         """The leading blocks that are present, in place: read-only memoryviews, pinned meanwhile.
 
         `with ns.view(keys) as blocks:` gives a list, shorter than keys where blocks are missing.
-        A block stays pinned until the with ends, or until the last numpy array (or other buffer)
-        made from its memoryview is gone, if that is later. No copy.
+        The blocks stay pinned, all of them, until the with ends, or until the last numpy array
+        (or slice, or other buffer) made from one of them is gone, if that is later. No copy.
         """
         return View(self, keys)
 
@@ -355,31 +356,38 @@ class Namespace(_core.Space):
         )
 
     def _as_layers(self, kv_layers: Sequence[Any] | _core.Layers) -> _core.Layers:
-        return kv_layers if isinstance(kv_layers, _core.Layers) else self.layers(kv_layers)
+        if not isinstance(kv_layers, _core.Layers):
+            return self.layers(kv_layers)
+        if kv_layers.layout != self.manifest.layout:
+            raise BadArgument(
+                f"these layers were registered as {kv_layers.layout}; this namespace has layout "
+                f"{self.manifest.layout}"
+            )
+        return kv_layers
 
 
 class View:
     """Context manager of Namespace.view(): pins at enter, releases at exit."""
 
-    __slots__ = ("_blocks", "_keys", "_space")
+    __slots__ = ("_entered", "_keys", "_space")
 
     def __init__(self, space: Namespace, keys: AnyKeys) -> None:
         """For Namespace.view()."""
         self._space = space
         self._keys = keys
-        self._blocks: list[memoryview] = []
+        self._entered: list[list[memoryview]] = []  # a view may be entered again inside itself
 
     def __enter__(self) -> list[memoryview]:
-        self._blocks = self._space.view_blocks(self._keys)
-        return list(self._blocks)
+        blocks: list[memoryview] = self._space.view_blocks(self._keys)
+        self._entered.append(blocks)
+        return list(blocks)
 
     def __exit__(self, *_: object) -> None:
-        for block in self._blocks:
+        for block in self._entered.pop():
             try:
                 block.release()
             except BufferError:  # an array was made from it: the pin ends with that array
                 continue
-        self._blocks = []
 
 
 class Slot:
@@ -395,7 +403,7 @@ class Slot:
 
     @property
     def status(self) -> Put:
-        """STORED while there is a slot to fill and after it was committed."""
+        """STORED while there is a slot to fill and when it was committed; NO_ROOM after abort()."""
         return Put(min(self._code, Put.NO_ROOM))
 
     @property
@@ -412,31 +420,27 @@ class Slot:
         return self.status
 
     def abort(self) -> None:
-        """Give the slot back; the key stays absent."""
+        """Give the slot back, once no array made from `buffer` is left; the key stays absent."""
         if self._reservation is not None:
             self._release()
-            self._reservation.abort()
-            self._reservation = None
+            self._reservation = None  # it aborts itself when nothing holds its memory any more
+            self._code = Reason.FAILED
 
     def _release(self) -> None:
         if self.buffer is not None:
-            try:
+            with contextlib.suppress(BufferError):  # something made from it: commit will refuse
                 self.buffer.release()
-            except BufferError:
-                raise BadArgument(
-                    "an array made from slot.buffer is still in use: its owner could write into a "
-                    "block that others read; delete it first"
-                ) from None
-            self.buffer = None
+                self.buffer = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.commit()
-        else:
-            self.abort()
+        try:
+            if kind is None:
+                self.commit()
+        finally:
+            self.abort()  # nothing to do after a commit
 
 
 def _size(name: str, value: str | int) -> int:
@@ -449,18 +453,44 @@ def _size(name: str, value: str | int) -> int:
 def _max_blocks(value: int | None) -> int:
     if value is None:
         return 0
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= BLOCKS_MAX:
-        raise BadArgument(f"max_blocks is {value!r}; it must be 0 (no limit)..{BLOCKS_MAX}")
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise BadType(f"max_blocks is {type(value).__name__}; it must be int or None")
+    if not 0 <= value <= BLOCKS_MAX:
+        raise BadArgument(f"max_blocks is {value}; it must be 0 (no limit)..{BLOCKS_MAX}")
     return value
 
 
-def _text(name: str, value: str) -> str:
-    if not isinstance(value, str):
-        raise BadType(f"{name} is {type(value).__name__}; it must be str")
-    return value
+def _number(name: str, value: float, least: float, most: float) -> float:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise BadType(f"{name} is {type(value).__name__}; it must be a number")
+    if not least <= value <= most:
+        raise BadArgument(f"{name} is {value}; it must be {least}..{most}")
+    return float(value)
+
+
+def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    _instance(name, value, str)
+    if value not in choices:
+        raise BadArgument(f"{name} is {value!r}; it can be {', '.join(choices)}")
+
+
+def _instance(name: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise BadType(f"{name} is {type(value).__name__}; it must be {kind.__name__}")
+
+
+def _one_key(name: str, key: Any) -> bytes:
+    try:
+        packed = memoryview(key).tobytes()
+    except TypeError:
+        raise BadType(f"{name} is {type(key).__name__}; it must be a key of 16 bytes") from None
+    if len(packed) != 16:
+        raise BadArgument(f"{name} is a key of 16 bytes, not {len(packed)}")
+    return packed
 
 
 @atexit.register
 def _close_all() -> None:
     for pool in list(_open_pools):
         pool.close()
+    _core.end_gil_sections()  # daemon threads must be out of the core before the interpreter ends

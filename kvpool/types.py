@@ -37,7 +37,7 @@ class Reason(enum.IntEnum):
     TIMED_OUT = 5  # another writer of this key did not finish in time
     DROPPED = 6  # the namespace was dropped meanwhile
     NO_MEMORY = 7  # the machine has no pages for it
-    FAILED = 8  # the pool was closed meanwhile, or a test injected a fault
+    FAILED = 8  # the writer gave up, the pool was closed meanwhile, or a test injected a fault
 
 
 class Hit(NamedTuple):

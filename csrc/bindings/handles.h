@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <memory>
+#include <string>
 
 #include "bindings/raise.h"
 #include "node/node.h"
@@ -27,7 +28,13 @@ inline Node& usable(const NodeHandle& node) {
 // A day is for ever here: a longer wait is a mistake, an infinite one is not to be had.
 inline constexpr double kTimeoutMaxSeconds = 86400;
 
-inline Node::Deadline deadline_after(double seconds) {
+inline Node::Deadline deadline_after(nanobind::handle timeout_s) {
+  const double seconds = PyFloat_AsDouble(timeout_s.ptr());
+  if (seconds == -1 && PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    raise_bad_type(std::string("timeout is ") + Py_TYPE(timeout_s.ptr())->tp_name +
+                   "; it must be a number of seconds");
+  }
   if (!(seconds >= 0 && seconds <= kTimeoutMaxSeconds))
     raise_bad_argument("timeout is " + std::to_string(seconds) + " s; it must be 0..86400");
   return std::chrono::steady_clock::now() +

@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "bindings/bind.h"
+#include "bindings/gil.h"
 #include "bindings/memory.h"
 #include "bindings/raise.h"
 #include "block/checksum.h"
@@ -27,7 +28,7 @@ constexpr std::size_t kBytesForGil = 256 << 10;  // summed with XXH3
 
 template <typename Work>
 void work_without_gil(bool is_long, Work work) {
-  std::optional<nb::gil_scoped_release> released;
+  std::optional<GilReleased> released;
   if (is_long) released.emplace();
   work();
 }
@@ -160,18 +161,18 @@ nb::bytes checksum_of(nb::handle object) {
 }  // namespace
 
 void bind_keys(nb::module_& m) {
-  m.def("prefix_hash", &prefix_hash_of, "seed"_a, "tokens"_a, "block_tokens"_a, "extra"_a,
-        "algorithm"_a,
+  m.def("prefix_hash", &prefix_hash_of, "seed"_a.none(), "tokens"_a.none(), "block_tokens"_a,
+        "extra"_a.none(), "algorithm"_a,
         "Chained keys of the whole blocks of `tokens`, 16 bytes each, packed.\n\n"
         "seed: 16 bytes, the namespace id or the last key of the chain that goes on. tokens: a\n"
         "contiguous 1-D buffer of int32, int64, uint32 or uint64 in 0..2^32-1. algorithm:\n"
         "'sha256' or 'xxh3'. Raises BadArgument with the first bad token. Releases the GIL when\n"
         "there is much to do; int32 and int64 are converted once, uint32 is read in place.");
-  m.def("fold", &fold_of, "seed"_a, "hashes"_a, "hash_bytes"_a,
+  m.def("fold", &fold_of, "seed"_a.none(), "hashes"_a.none(), "hash_bytes"_a,
         "SHA-256(seed || hash)[:16] for each record of `hash_bytes` bytes in `hashes`, packed.\n\n"
         "Raises BadArgument for lengths that do not fit. Releases the GIL when there is much to\n"
         "do; no copy.");
-  m.def("checksum", &checksum_of, "data"_a,
+  m.def("checksum", &checksum_of, "data"_a.none(),
         "XXH3-128 of a contiguous buffer as 16 bytes: the low half, then the high half, each\n"
         "little-endian. Releases the GIL from 256 KiB on; no copy.");
 }

@@ -52,7 +52,8 @@ Layers* make_layers(const LayersRequest& request, const std::vector<TensorFacts>
     raise_bad_argument("layout is '" + request.layout + "'; it can be nhd, hnd, mla, opaque");
   PagedLayers layers{*kind, request.block_tokens, request.page_tokens, request.split_kv, {}};
   for (const TensorFacts& facts : tensors) layers.tensors.push_back(paged_tensor(facts, dims));
-  return new Layers(value_or_raise(CopyPlan::make(layers)), std::move(keep), writable);
+  return new Layers(request.layout, value_or_raise(CopyPlan::make(layers)), std::move(keep),
+                    writable);
 }
 
 }  // namespace
@@ -69,6 +70,7 @@ void bind_layers(nb::module_& m) {
           },
           "layout"_a, "block_tokens"_a, "page_tokens"_a, "split_kv"_a, "tensors"_a, "dims"_a,
           "keep"_a, "writable"_a)
+      .def_prop_ro("layout", [](const Layers& l) { return l.layout(); })
       .def_prop_ro("block_bytes", [](const Layers& l) { return l.plan().block_bytes(); })
       .def_prop_ro("pages_per_block", [](const Layers& l) { return l.plan().pages_per_block(); })
       .def_prop_ro("page_count", [](const Layers& l) { return l.plan().page_count(); });

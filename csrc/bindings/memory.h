@@ -19,7 +19,8 @@ namespace nb = nanobind;
 enum class Access : std::uint8_t { read, write };
 
 // The bytes of one object: anything with the buffer protocol, C-contiguous, or a torch CPU tensor.
-// The object cannot be resized or freed while this lives.
+// The object cannot be resized or freed while this lives. Arrays of Python objects are refused:
+// their items are pointers, which must neither be stored nor overwritten.
 class Memory {
  public:
   // `name`: what the caller calls it, for messages. Raises BadType or BadArgument.
@@ -32,15 +33,18 @@ class Memory {
 
   std::byte* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
+  std::size_t item_bytes() const { return item_bytes_; }
 
  private:
   bool take_tensor(nb::handle object, const char* name);
+  void take_buffer(nb::handle object, Access access, const char* name);
 
   Py_buffer buffer_{};
   bool has_buffer_ = false;
   nb::object owner_;
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0;
+  std::size_t item_bytes_ = 1;
 };
 
 // A tensor registered once; later calls name places in it by offset.
@@ -57,21 +61,30 @@ class Region {
   Memory memory_;
 };
 
-// Keys in chain order: packed (any buffer of n * 16 bytes) or a sequence of 16-byte keys.
+// Keys in chain order: packed (n * 16 bytes, in items of 1 or 16) or a sequence of 16-byte keys.
 class Keys {
  public:
-  explicit Keys(nb::handle object);
+  // in_place: packed keys are read where they lie, and another thread may change them meanwhile.
+  // Only for a reader that survives that; a writer reads a key more than once and takes a copy.
+  enum class Hold : std::uint8_t { in_place, copied };
+  Keys(nb::handle object, Hold hold);
   std::span<const Hash128> span() const { return keys_; }
   std::size_t count() const { return keys_.size(); }
 
  private:
+  void take_packed(Hold hold);
+  void take_each(nb::handle object);
+
   std::vector<Memory> packed_;   // none or one; keeps the bytes alive
-  std::vector<Hash128> copies_;  // where they lie apart or unaligned
+  std::vector<Hash128> copies_;  // where they lie apart or unaligned, or may change
   std::span<const Hash128> keys_;
 };
 
-// Page numbers or offsets: a contiguous array of 64- or 32-bit integers, or a sequence of ints.
-// A negative one is kept as it is; who uses it checks the range.
+// One key: a buffer of 16 bytes.
+Hash128 one_key(nb::handle object, const char* name);
+
+// Page numbers or offsets: a contiguous array of 64- or 32-bit integers, a tensor of integers, or a
+// list of ints. A negative one is kept as it is; who uses it checks the range.
 std::vector<std::int64_t> integers(nb::handle object, const char* name);
 
 // One place per block in memory of the caller.

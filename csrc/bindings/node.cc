@@ -5,9 +5,13 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
+#include <new>
+#include <string>
+#include <system_error>
 #include <thread>
 
 #include "bindings/bind.h"
+#include "bindings/gil.h"
 #include "bindings/handles.h"
 
 namespace kvpool {
@@ -54,13 +58,31 @@ NodeHandle open_node(const OpenRequest& request, std::shared_ptr<ManualClock> ma
     clock = std::move(manual);
   else
     clock = std::make_shared<SystemClock>();
-  auto node = value_or_raise(Node::open(options_of(request), std::move(clock)));
+  std::unique_ptr<Node> node;
+  try {
+    node = value_or_raise(Node::open(options_of(request), std::move(clock)));
+  } catch (const std::bad_alloc&) {
+    throw Raised("NoResource", "the machine refused memory for the books of a pool of " +
+                                   std::to_string(request.dram_max) + " bytes");
+  } catch (const std::system_error& error) {
+    throw Raised("NoResource", std::string("the machine refused a thread: ") + error.what());
+  }
   // In a forked child the locks may be held and the threads are gone: leave everything as it is.
   return {node.release(), [](Node* n) {
             if (n->is_forked()) return;
-            nb::gil_scoped_release released;
+            const GilReleased released;
             delete n;
           }};
+}
+
+// Beyond this, differences of a microsecond are lost in a double.
+constexpr Seconds kClockMax = 1e12;
+
+void set_clock(ManualClock& clock, double seconds) {
+  if (!(seconds >= clock.now() && seconds <= kClockMax))
+    raise_bad_argument("the time is " + std::to_string(clock.now()) +
+                       " s; it can move forward to 1e12 s, not to " + std::to_string(seconds));
+  clock.set(seconds);
 }
 
 nb::typed<nb::dict, nb::str, nb::any> stats_dict(const NodeStats& s) {
@@ -110,7 +132,7 @@ nb::typed<nb::dict, nb::str, nb::any> stats_dict(const NodeStats& s) {
 
 void close(const NodeHandle& node) {
   if (node->is_forked()) return;
-  nb::gil_scoped_release released;
+  const GilReleased released;
   node->close();
 }
 
@@ -119,16 +141,16 @@ std::uintptr_t base_address(const NodeHandle& node) {
 }
 
 std::uint64_t resize(const NodeHandle& node, std::uint64_t dram, std::uint64_t max_blocks,
-                     double timeout_s) {
+                     nb::handle timeout_s) {
   Node& open = usable(node);
   const auto deadline = deadline_after(timeout_s);
-  nb::gil_scoped_release released;
+  const GilReleased released;
   return value_or_raise(open.resize(dram, max_blocks, deadline));
 }
 
 void trim(const NodeHandle& node) {
   Node& open = usable(node);
-  nb::gil_scoped_release released;
+  const GilReleased released;
   open.trim();
 }
 
@@ -136,22 +158,22 @@ nb::typed<nb::dict, nb::str, nb::any> stats(const NodeHandle& node) {
   Node& open = usable(node);
   NodeStats stats;
   {
-    nb::gil_scoped_release released;
+    const GilReleased released;
     stats = open.stats();
   }
   return stats_dict(stats);
 }
 
-bool settle(const NodeHandle& node, double timeout_s) {
+bool settle(const NodeHandle& node, nb::handle timeout_s) {
   Node& open = usable(node);
   const auto deadline = deadline_after(timeout_s);
-  nb::gil_scoped_release released;
+  const GilReleased released;
   return open.settle(deadline);
 }
 
 void check(const NodeHandle& node) {
   Node& open = usable(node);
-  nb::gil_scoped_release released;
+  const GilReleased released;
   open.check_invariants();
 }
 
@@ -195,7 +217,8 @@ void bind_node(nb::module_& m) {
   nb::class_<ManualClock>(m, "ManualClock",
                           "Time that stands still until it is set: for replay and tests.")
       .def(nb::init<>())
-      .def("set", &ManualClock::set, "seconds"_a, "Move the time; never back. Thread-safe.")
+      .def("set", &set_clock, "seconds"_a,
+           "Move the time forward, to 1e12 seconds at most. Raises BadArgument. Thread-safe.")
       .def("now", &ManualClock::now);
   nb::class_<Node> type(m, "Node",
                         "The pool of one process: tiers, index and policy. Thread-safe.");
@@ -211,13 +234,16 @@ void bind_node(nb::module_& m) {
           "dram"_a, "dram_max"_a, "max_blocks"_a, "policy"_a, "tau_s"_a, "prefault"_a,
           "evict_ahead"_a, "huge_pages"_a, "salt"_a, "clock"_a.none())
       .def("close", &close)
+      .def(
+          "require_usable", [](const NodeHandle& node) { usable(node); },
+          "Raise PoolClosed or ForkedProcess where no call can be made.")
       .def_prop_ro("is_closed", [](const NodeHandle& node) { return node->is_closed(); })
       .def_prop_ro("is_forked", [](const NodeHandle& node) { return node->is_forked(); })
       .def_prop_ro("base_address", &base_address)
-      .def("resize", &resize, "dram"_a, "max_blocks"_a, "timeout_s"_a)
+      .def("resize", &resize, "dram"_a, "max_blocks"_a, "timeout_s"_a.none())
       .def("trim", &trim)
       .def("stats", &stats)
-      .def("settle", &settle, "timeout_s"_a,
+      .def("settle", &settle, "timeout_s"_a.none(),
            "Wait until the node's thread has nothing left to do; False at the timeout.")
       .def("check", &check, "Abort the process if the books do not add up. For tests; O(blocks).");
   bind_faults(type);

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "bindings/bind.h"
+#include "bindings/gil.h"
 #include "bindings/memory.h"
 #include "block/checksum.h"
 
@@ -13,7 +14,8 @@ namespace {
 using nb::literals::operator""_a;
 
 // The pins of one view. It exports the arena read-only; the memoryviews of the blocks are slices
-// of that one export, so the pins go when the last slice, or anything made from one, has gone.
+// of one export, so the pins go when the last slice, or anything made from one, has gone. Another
+// export (of a memoryview's `obj`) holds the pins as well; once they are gone there is no new one.
 class Pinned {
  public:
   Pinned(NodeHandle node, std::vector<Lease> leases)
@@ -27,23 +29,32 @@ class Pinned {
     node_->release(leases_);
     leases_.clear();
   }
-  bool active() const { return !leases_.empty(); }
 
   int export_arena(PyObject* self, Py_buffer* buffer, int flags) {
+    if (leases_.empty()) {
+      PyErr_SetString(PyExc_BufferError, "the blocks of this view were released");
+      return -1;
+    }
     const std::size_t bytes = node_->arena_bytes();
-    return PyBuffer_FillInfo(buffer, self, const_cast<std::byte*>(node_->arena()),
-                             static_cast<Py_ssize_t>(bytes), /*readonly=*/1, flags);
+    const int rc = PyBuffer_FillInfo(buffer, self, const_cast<std::byte*>(node_->arena()),
+                                     static_cast<Py_ssize_t>(bytes), /*readonly=*/1, flags);
+    if (rc == 0) ++exports_;
+    return rc;
+  }
+  void end_export() {
+    if (--exports_ == 0) release();
   }
 
  private:
   NodeHandle node_;
   std::vector<Lease> leases_;
+  std::size_t exports_ = 0;
 };
 
 int pinned_get(PyObject* self, Py_buffer* buffer, int flags) {
   return nb::inst_ptr<Pinned>(self)->export_arena(self, buffer, flags);
 }
-void pinned_release(PyObject* self, Py_buffer*) { nb::inst_ptr<Pinned>(self)->release(); }
+void pinned_release(PyObject* self, Py_buffer*) { nb::inst_ptr<Pinned>(self)->end_export(); }
 
 PyType_Slot pinned_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(pinned_get)},
                               {Py_bf_releasebuffer, reinterpret_cast<void*>(pinned_release)},
@@ -61,24 +72,19 @@ class Reservation {
   }
 
   std::uint8_t commit() {
-    require_open("commit");
+    require_committable();
     Node& node = space_.use();
     const Ticket ticket = ticket_;
     const std::size_t bytes = space_.space->block_bytes;
     open_ = false;
-    nb::gil_scoped_release released;
+    const GilReleased released;
     return static_cast<std::uint8_t>(node.commit(ticket, checksum(node.slot(ticket), bytes)));
-  }
-  void abort() {
-    require_open("abort");
-    open_ = false;
-    space_.node->abort(ticket_);
   }
   bool is_open() const { return open_; }
 
   int export_slot(PyObject* self, Py_buffer* buffer, int flags) {
     if (!open_) {
-      PyErr_SetString(PyExc_BufferError, "this reservation was committed or aborted");
+      PyErr_SetString(PyExc_BufferError, "this reservation was committed");
       return -1;
     }
     const int rc = PyBuffer_FillInfo(buffer, self, space_.node->slot(ticket_),
@@ -91,13 +97,12 @@ class Reservation {
 
  private:
   // Whoever still holds the slot's memory could write into a block that others read.
-  void require_open(const char* what) {
-    if (!open_)
-      raise_bad_argument(std::string("cannot ") + what +
-                         ": this reservation was committed or aborted");
+  void require_committable() const {
+    if (!open_) raise_bad_argument("this reservation was committed already");
     if (exports_ > 0)
-      raise_bad_argument(std::string("cannot ") + what + " while " + std::to_string(exports_) +
-                         " buffer(s) over the reservation are in use; release them first");
+      raise_bad_argument("cannot commit while " + std::to_string(exports_) +
+                         " buffer(s) made from the slot's are in use: their owner could write into "
+                         "a block that others read; delete them first");
   }
 
   SpaceHandle space_;
@@ -123,10 +128,10 @@ PyType_Slot reservation_slots[] = {
 // A list of read-only memoryviews, one per leading block that is present.
 nb::typed<nb::list, nb::any> view_blocks(const SpaceHandle& space, nb::handle keys_object) {
   Node& node = space.use();
-  const Keys keys(keys_object);
+  const Keys keys(keys_object, Keys::Hold::in_place);
   std::vector<Lease> leases(keys.count());
   {
-    nb::gil_scoped_release released;
+    const GilReleased released;
     leases.resize(node.acquire(*space.space, keys.span(), leases.data()));
   }
   nb::typed<nb::list, nb::any> blocks;
@@ -148,19 +153,12 @@ nb::typed<nb::list, nb::any> view_blocks(const SpaceHandle& space, nb::handle ke
 
 nb::typed<nb::tuple, nb::int_, nb::any> reserve_block(const SpaceHandle& space,
                                                       nb::handle key_object,
-                                                      nb::handle parent_object, double timeout_s) {
+                                                      nb::handle parent_object,
+                                                      nb::handle timeout_s) {
   Node& node = space.use();
-  const Memory key_bytes(key_object, Access::read, "key");
-  if (key_bytes.bytes() != kHashBytes)
-    raise_bad_argument("a key has 16 bytes, not " + std::to_string(key_bytes.bytes()));
-  const Hash128 key = Hash128::from_bytes(key_bytes.data());
+  const Hash128 key = one_key(key_object, "key");
   Hash128 parent;
-  if (!parent_object.is_none()) {
-    const Memory bytes(parent_object, Access::read, "parent");
-    if (bytes.bytes() != kHashBytes)
-      raise_bad_argument("parent is a key of 16 bytes, not " + std::to_string(bytes.bytes()));
-    parent = Hash128::from_bytes(bytes.data());
-  }
+  if (!parent_object.is_none()) parent = one_key(parent_object, "parent");
   Ticket ticket;
   PutStatus status;
   const Node::PutRequest request{*space.space,
@@ -168,7 +166,7 @@ nb::typed<nb::tuple, nb::int_, nb::any> reserve_block(const SpaceHandle& space,
                                  parent_object.is_none() ? nullptr : &parent,
                                  deadline_after(timeout_s)};
   {
-    nb::gil_scoped_release released;
+    const GilReleased released;
     status = node.reserve(request, ticket);
   }
   nb::object reservation = nb::none();
@@ -183,12 +181,11 @@ void bind_pinned(nb::module_& m) {
                      "Pins of the blocks of one view; lives as long as a memoryview of them.");
   nb::class_<Reservation>(m, "Reservation", nb::type_slots(reservation_slots),
                           "A slot to be filled in place (writable buffer), then committed.\n\n"
-                          "Aborted when it is dropped without commit. One thread at a time.")
+                          "Aborted when it, and every buffer over it, is gone without commit.")
       .def("commit", &Reservation::commit)
-      .def("abort", &Reservation::abort)
       .def_prop_ro("is_open", &Reservation::is_open);
   nb::class_<Region>(m, "Region", "Memory registered once; calls then carry offsets into it.")
-      .def(nb::init<nb::handle>(), "memory"_a)
+      .def(nb::init<nb::handle>(), "memory"_a.none())
       .def_prop_ro("nbytes", &Region::bytes)
       .def_prop_ro("writable", &Region::writable);
 }

@@ -11,6 +11,7 @@ nanobind::typed<nanobind::list, nanobind::any> view_blocks(const SpaceHandle& sp
                                                            nanobind::handle keys);
 // (status, Reservation or None)
 nanobind::typed<nanobind::tuple, nanobind::int_, nanobind::any> reserve_block(
-    const SpaceHandle& space, nanobind::handle key, nanobind::handle parent, double timeout_s);
+    const SpaceHandle& space, nanobind::handle key, nanobind::handle parent,
+    nanobind::handle timeout_s);
 
 }  // namespace kvpool

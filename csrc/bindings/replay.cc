@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "bindings/gil.h"
 #include "policy/policy.h"
 #include "policy/simulator.h"
 
@@ -74,7 +75,7 @@ class Replay {
     for (const double time : times) {
       if (!std::isfinite(time)) throw nb::value_error("times_s must be finite numbers");
     }
-    const nb::gil_scoped_release released;
+    const GilReleased released;
     blocks_.clear();
     for (const Id id : std::span(ids.data(), ids.size())) {
       blocks_.push_back(names_.intern(static_cast<std::uint64_t>(id)));
@@ -85,7 +86,7 @@ class Replay {
   void finish() {
     check_open();
     is_finished_ = true;
-    const nb::gil_scoped_release released;
+    const GilReleased released;
     for (Run& run : runs_) {
       const Seconds begin = clock_.now();
       run.simulator->finish();

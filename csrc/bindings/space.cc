@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bindings/bind.h"
+#include "bindings/gil.h"
 #include "bindings/handles.h"
 #include "bindings/layers.h"
 #include "bindings/memory.h"
@@ -99,14 +100,14 @@ SpaceHandle open_space(const NodeHandle& node, nb::bytes id, std::uint64_t block
 // (leading blocks present, one tier byte per key)
 nb::typed<nb::tuple, nb::int_, nb::bytes> lookup(const SpaceHandle& self, nb::handle keys_object) {
   Node& node = self.use();
-  const Keys keys(keys_object);
+  const Keys keys(keys_object, Keys::Hold::in_place);
   // Nobody has seen this object yet, so its bytes may be written, also without the GIL.
   nb::bytes tiers = nb::steal<nb::bytes>(
       PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(keys.count())));
   auto* places = reinterpret_cast<std::uint8_t*>(PyBytes_AS_STRING(tiers.ptr()));
   std::size_t count = 0;
   {
-    std::optional<nb::gil_scoped_release> released;
+    std::optional<GilReleased> released;
     if (keys.count() > kLookupWithGil) released.emplace();
     count = node.lookup(*self.space, keys.span(), places);
   }
@@ -116,40 +117,35 @@ nb::typed<nb::tuple, nb::int_, nb::bytes> lookup(const SpaceHandle& self, nb::ha
 std::size_t get_into(const SpaceHandle& self, nb::handle keys_object, nb::handle out,
                      nb::handle stride, nb::handle offsets) {
   Node& node = self.use();
-  const Keys keys(keys_object);
+  const Keys keys(keys_object, Keys::Hold::in_place);
   const Places places(out, Access::write, "out",
                       {keys.count(), self.space->block_bytes, stride, offsets});
   BufferSink sink(places);
-  nb::gil_scoped_release released;
+  const GilReleased released;
   return node.get(*self.space, keys.span(), sink);
 }
 
 // One status byte per key.
 template <typename Source>
 nb::bytes put_from(const SpaceHandle& self, const Keys& keys, nb::handle parent_object,
-                   double timeout_s, Source& source) {
+                   nb::handle timeout_s, Source& source) {
   Node& node = self.use();
   Hash128 parent;
-  if (!parent_object.is_none()) {
-    const Memory bytes(parent_object, Access::read, "parent");
-    if (bytes.bytes() != kHashBytes)
-      raise_bad_argument("parent is a key of 16 bytes, not " + std::to_string(bytes.bytes()));
-    parent = Hash128::from_bytes(bytes.data());
-  }
+  if (!parent_object.is_none()) parent = one_key(parent_object, "parent");
   const Node::PutRequest request{*self.space, keys.span(),
                                  parent_object.is_none() ? nullptr : &parent,
                                  deadline_after(timeout_s)};
   std::vector<PutStatus> statuses(keys.count());
   {
-    nb::gil_scoped_release released;
+    const GilReleased released;
     node.put(request, source, statuses.data());
   }
   return nb::bytes(statuses.data(), statuses.size());
 }
 
 nb::bytes put(const SpaceHandle& self, nb::handle keys_object, nb::handle data, nb::handle stride,
-              nb::handle offsets, nb::handle parent, double timeout_s) {
-  const Keys keys(keys_object);
+              nb::handle offsets, nb::handle parent, nb::handle timeout_s) {
+  const Keys keys(keys_object, Keys::Hold::copied);
   const Places places(data, Access::read, "data",
                       {keys.count(), self.space->block_bytes, stride, offsets});
   BufferSource source(places, self.space->block_bytes);
@@ -173,8 +169,8 @@ std::vector<std::int64_t> checked_pages(const SpaceHandle& self, const Layers& l
 }
 
 nb::bytes save(const SpaceHandle& self, const Layers& layers, nb::handle block_table,
-               nb::handle keys_object, nb::handle parent, double timeout_s) {
-  const Keys keys(keys_object);
+               nb::handle keys_object, nb::handle parent, nb::handle timeout_s) {
+  const Keys keys(keys_object, Keys::Hold::copied);
   const auto pages = checked_pages(self, layers, block_table, keys.count());
   PagedSource source(layers.plan(), pages);
   return put_from(self, keys, parent, timeout_s, source);
@@ -183,33 +179,33 @@ nb::bytes save(const SpaceHandle& self, const Layers& layers, nb::handle block_t
 std::size_t load(const SpaceHandle& self, const Layers& layers, nb::handle block_table,
                  nb::handle keys_object) {
   Node& node = self.use();
-  const Keys keys(keys_object);
+  const Keys keys(keys_object, Keys::Hold::in_place);
   if (!layers.writable()) raise_bad_argument("a layer is read-only; load writes into all of them");
   const auto pages = checked_pages(self, layers, block_table, keys.count());
   PagedSink sink(layers.plan(), pages);
-  nb::gil_scoped_release released;
+  const GilReleased released;
   return node.get(*self.space, keys.span(), sink);
 }
 
 std::size_t remove(const SpaceHandle& self, nb::handle keys_object) {
   Node& node = self.use();
-  const Keys keys(keys_object);
-  nb::gil_scoped_release released;
+  const Keys keys(keys_object, Keys::Hold::in_place);
+  const GilReleased released;
   return node.remove(*self.space, keys.span());
 }
 
 std::uint64_t drop(const SpaceHandle& self) {
   Node& node = self.use();
-  nb::gil_scoped_release released;
+  const GilReleased released;
   return node.drop_namespace(*self.space);
 }
 
-double temperature(const SpaceHandle& self, nb::handle key) {
+std::optional<double> temperature(const SpaceHandle& self, nb::handle key) {
   Node& node = self.use();
-  const Keys keys(key);
-  if (keys.count() != 1) raise_bad_argument("temperature takes one key");
-  nb::gil_scoped_release released;
-  return node.temperature(*self.space, keys.span()[0]);
+  const Hash128 name = one_key(key, "key");
+  const GilReleased released;
+  if (node.lookup(*self.space, {&name, 1}, nullptr) == 0) return std::nullopt;
+  return node.temperature(*self.space, name);
 }
 
 }  // namespace
@@ -223,10 +219,10 @@ void bind_space(nb::module_& m) {
           },
           "node"_a, "id"_a, "block_bytes"_a)
       .def_prop_ro("block_bytes", [](const SpaceHandle& s) { return s.space->block_bytes; })
-      .def("count_present", &lookup, "keys"_a)
+      .def("count_present", &lookup, "keys"_a.none())
       .def(
-          "get_into", &get_into, "keys"_a, "out"_a, "stride"_a = nb::none(), nb::kw_only(),
-          "offsets"_a = nb::none(),
+          "get_into", &get_into, "keys"_a.none(), "out"_a.none(), "stride"_a = nb::none(),
+          nb::kw_only(), "offsets"_a = nb::none(),
           "Copy the leading blocks that are present into `out` and return how many there were.\n\n"
           "keys: n keys in chain order, packed (n * 16 bytes) or a list. out: one writable buffer\n"
           "with block i at i * stride bytes (stride: block_bytes unless given), a list of n\n"
@@ -235,14 +231,14 @@ void bind_space(nb::module_& m) {
           "others is undefined. A missing block is not an error. Heats what it delivers.\n"
           "Raises BadArgument for wrong sizes, PoolClosed. Thread-safe, releases the GIL, takes\n"
           "no lock; cost: one copy.")
-      .def("put_codes", &put, "keys"_a, "data"_a, "stride"_a.none(), "offsets"_a.none(),
-           "parent"_a.none(), "timeout_s"_a)
-      .def("save_codes", &save, "layers"_a, "block_table"_a, "keys"_a, "parent"_a.none(),
-           "timeout_s"_a)
-      .def("load_pages", &load, "layers"_a, "block_table"_a, "keys"_a)
-      .def("view_blocks", &view_blocks, "keys"_a)
-      .def("reserve_slot", &reserve_block, "key"_a, "parent"_a.none(), "timeout_s"_a)
-      .def("remove", &remove, "keys"_a,
+      .def("put_codes", &put, "keys"_a.none(), "data"_a.none(), "stride"_a.none(),
+           "offsets"_a.none(), "parent"_a.none(), "timeout_s"_a.none())
+      .def("save_codes", &save, "layers"_a, "block_table"_a.none(), "keys"_a.none(),
+           "parent"_a.none(), "timeout_s"_a.none())
+      .def("load_pages", &load, "layers"_a, "block_table"_a.none(), "keys"_a.none())
+      .def("view_blocks", &view_blocks, "keys"_a.none())
+      .def("reserve_slot", &reserve_block, "key"_a.none(), "parent"_a.none(), "timeout_s"_a.none())
+      .def("remove", &remove, "keys"_a.none(),
            "Take these keys out of the pool and return how many were there.\n\n"
            "Blocks that somebody views keep their bytes until released. Thread-safe, releases the\n"
            "GIL; O(n).")
@@ -250,8 +246,8 @@ void bind_space(nb::module_& m) {
            "Make every block of this namespace a miss, at once, and return how many there were.\n\n"
            "Their memory comes back in the background. The namespace itself stays usable, empty.\n"
            "Thread-safe; O(1).")
-      .def("temperature", &temperature, "key"_a,
-           "How warm one block is, on the scale by which blocks are evicted (0.0 if absent).\n\n"
+      .def("temperature", &temperature, "key"_a.none(),
+           "How warm one block is, on the scale by which blocks are evicted; None if absent.\n\n"
            "For inspection: only comparisons within one pool mean anything. Takes the lock.");
 }
 

@@ -10,6 +10,8 @@
 #include <thread>
 #include <unordered_map>
 
+#include "node/index_reader.h"
+#include "node/index_writer.h"
 #include "node_parts.h"
 
 namespace kvpool {
