@@ -136,7 +136,7 @@ def test_slabs_pass_between_block_sizes_as_the_mix_shifts(huge_pages: bool) -> N
             assert stats["bytes_resident"] <= limit + 2 * MIB
             return float(stats["bytes_taken"]) / limit
 
-        # Blocks are counted, not read: once used, they would be too warm for the next phase to push out.
+        # Blocks are counted, not read: once used, they would be too warm to make way later.
         assert fill(small_space, range(1024), small) == 1024
         assert taken() >= 0.9
         # Only large ones now: the small ones are older, and make way.
