@@ -51,6 +51,12 @@ void GhostTable::remember(Fingerprint fp, std::uint64_t word) {
   age_in(slot);
 }
 
+std::optional<std::uint64_t> GhostTable::look(Fingerprint fp) const {
+  const Slot slot = find(fp);
+  if (slot == kNone) return std::nullopt;
+  return entry(slot).word;
+}
+
 std::optional<std::uint64_t> GhostTable::recall(Fingerprint fp) {
   drop_surplus(kDropsPerCall);
   const Slot slot = find(fp);
