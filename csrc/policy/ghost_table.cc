@@ -54,7 +54,8 @@ void GhostTable::remember(Fingerprint fp, std::uint64_t word) {
 std::optional<std::uint64_t> GhostTable::look(Fingerprint fp) const {
   const Slot slot = find(fp);
   if (slot == kNone) return std::nullopt;
-  return entry(slot).word;
+  const std::uint64_t word = entry(slot).word;  // copied: entries are packed
+  return word;
 }
 
 std::optional<std::uint64_t> GhostTable::recall(Fingerprint fp) {

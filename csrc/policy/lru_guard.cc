@@ -47,7 +47,7 @@ void LruGuard::adjust() {
   if (!is_full_) return;
   const double chance = kDeviations * std::sqrt(differences_);
   const double lead = (lead_ - chance) / uses_ - kLead;
-  weight_ = std::clamp(weight_ - kWeightPerLead * lead, 0.0, 1.0);
+  weight_ = std::clamp(weight_ - (lead > 0 ? kWeightPerLead * lead : -kRecovery), 0.0, 1.0);
 }
 
 void LruGuard::saw_full(std::uint64_t resident) {

@@ -48,7 +48,8 @@ class LruGuard {
   static constexpr double kLead = 0.002;    // hits per use
   static constexpr double kDeviations = 3;  // of the difference, were it a coin toss each time
   static constexpr double kWeightPerLead = 4;
-  static constexpr double kUsesMin = 4096;  // the window, in uses: that, or 32 cachefuls
+  static constexpr double kRecovery = 1.0 / 256;  // an adjustment; there are 512 in a window
+  static constexpr double kUsesMin = 4096;        // the window, in uses: that, or 32 cachefuls
 
   bool is_sampled(Fingerprint fp) const;
   void used(Fingerprint fp, bool is_hit);
