@@ -91,7 +91,7 @@ bool SlabPool::add_slab(ClassId id, std::vector<UnitRun>& punch) {
   slab.first_unit = *first;
   slab.units = count;
   slab.klass = id;
-  slab.needs_commit = cold > 0;
+  slab.pages = cold > 0 ? Pages::missing : Pages::present;
   slab.owners.resize(klass.slab_slots);
   for (std::uint32_t i = 0; i < klass.slab_slots; ++i)
     slab.owners[i] = kFreeBit | (i + 1 < klass.slab_slots ? i + 1 : kEndOfList);
@@ -117,10 +117,15 @@ void SlabPool::give(const Slot& slot) {
     list(slot.slab);
 }
 
-bool SlabPool::claim_commit(SlabId id) {
-  const bool needed = slabs_[id]->needs_commit;
-  slabs_[id]->needs_commit = false;
-  return needed;
+SlabPool::Pages SlabPool::claim_pages(SlabId id) {
+  const Pages found = slabs_[id]->pages;
+  if (found == Pages::missing) slabs_[id]->pages = Pages::being_made;
+  return found;
+}
+
+void SlabPool::pages_made(SlabId id, bool made) {
+  KVP_CHECK(slabs_[id]->pages == Pages::being_made);
+  slabs_[id]->pages = made ? Pages::present : Pages::missing;
 }
 
 Slot SlabPool::slot_at(std::uint64_t offset) const {
@@ -254,10 +259,10 @@ void SlabPool::free_slab(SlabId id) {
   Slab& slab = *slabs_[id];
   SizeClass& klass = classes_[slab.klass];
   for (std::uint32_t unit = slab.first_unit; unit < slab.first_unit + slab.units; ++unit) {
-    state_[unit] = slab.needs_commit ? Unit::cold : Unit::warm;
+    state_[unit] = slab.pages == Pages::present ? Unit::warm : Unit::cold;
     slab_of_unit_[unit] = kNoSlab;
   }
-  if (slab.needs_commit) committed_ -= slab.units;
+  if (slab.pages != Pages::present) committed_ -= slab.units;
   used_ -= slab.units;
   klass.slots -= klass.slab_slots;
   --klass.slabs;

@@ -65,10 +65,14 @@ class Store {
     NoRoom why = NoRoom::none;
     BlockId record = kNoBlock;  // the new one, or the present one
     std::uint64_t offset = 0;
-    bool commit_slab = false;  // the slab has no pages yet: commit [slab_offset, + slab_bytes)
-    std::uint64_t slab_offset = 0, slab_bytes = 0;
+    // Pages to be made before anything is written; 0 bytes = they are there. `makes_slab`: those
+    // of the whole slab, and pages_made() waits for the outcome.
+    std::uint64_t pages_offset = 0, pages_bytes = 0;
+    bool makes_slab = false;
   };
   Reserved reserve(const Namespace& space, const Hash128& key, Seconds now);
+  // How it went; before commit() or abort().
+  void pages_made(BlockId record, bool made);
   enum class Committed : std::uint8_t { stored, dropped, index_full };
   // Unless stored, the reservation is gone as with abort(). `parent`: the record of the block
   // before, if it is known to be resident.

@@ -163,7 +163,10 @@ bool Store::empty_slab(SlabId slab) {
   slabs_.set_draining(slab, true);
   for (const BlockId record : owners) {
     const auto slot = slabs_.take(klass, record);
-    if (!slot) {
+    const bool backed = slot && (slabs_.has_pages(slot->slab) ||
+                                 arena_->commit(slot->offset, slabs_.slot_bytes_of(klass)));
+    if (!backed) {
+      if (slot) slabs_.give(*slot);
       slabs_.set_draining(slab, false);
       return false;
     }

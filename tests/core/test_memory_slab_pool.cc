@@ -58,7 +58,9 @@ class Model {
       is_cold |= !backed_[unit_of(slab) + i];
       backed_[unit_of(slab) + i] = true;
     }
-    REQUIRE(pool_.claim_commit(slab) == is_cold);
+    using Pages = SlabPool::Pages;
+    REQUIRE(pool_.claim_pages(slab) == (is_cold ? Pages::missing : Pages::present));
+    if (is_cold) pool_.pages_made(slab, true);
     return true;
   }
   void give(std::map<std::uint64_t, Taken>::iterator it) {
@@ -305,19 +307,30 @@ TEST_CASE("slab pool: a draining slab gives no slots, takes them back, and goes 
   CHECK(pool.slabs_of(klass) == 1);
 }
 
-TEST_CASE("slab pool: only the first writer of a slab without pages is told to make them") {
+TEST_CASE("slab pool: one writer of a slab without pages is told to make them, until it has") {
+  using Pages = SlabPool::Pages;
   SlabPool pool(64, 8);
   std::vector<UnitRun> punched;
   const ClassId klass = *pool.class_of(1 * kMiB);
   REQUIRE(pool.add_slab(klass, punched));
   const Slot first = *pool.take(klass, 1);
-  CHECK(pool.claim_commit(first.slab));
-  CHECK_FALSE(pool.claim_commit(first.slab));
+  CHECK(pool.claim_pages(first.slab) == Pages::missing);
+  CHECK(pool.claim_pages(first.slab) == Pages::being_made);
+  pool.pages_made(first.slab, false);
+  CHECK(pool.claim_pages(first.slab) == Pages::missing);  // the next one tries again
+  pool.pages_made(first.slab, false);
   pool.give(first);
+  CHECK(pool.committed() == 0);  // no pages, so none are counted
+  REQUIRE(pool.add_slab(klass, punched));
+  const Slot second = *pool.take(klass, 1);
+  CHECK(pool.claim_pages(second.slab) == Pages::missing);
+  pool.pages_made(second.slab, true);
+  pool.give(second);
+  CHECK(pool.committed() == 1);
   REQUIRE(pool.add_slab(klass, punched));  // the same unit, warm now
   const Slot again = *pool.take(klass, 1);
   CHECK(again.offset == first.offset);
-  CHECK_FALSE(pool.claim_commit(again.slab));
+  CHECK(pool.claim_pages(again.slab) == Pages::present);
 }
 
 // Blocks of every length come and go at random until addresses lie as scattered as they can.
