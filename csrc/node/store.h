@@ -11,6 +11,7 @@
 //                slots (check_invariants counts both).
 // Thread rule: the node's lock. Readers run beside it through IndexReader.
 #pragma once
+#include <bitset>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -156,11 +157,14 @@ class Store {
   std::uint64_t wanted_blocks(double share) const;
   std::uint64_t spare_blocks() const;
   bool evict_from(ClassId klass, Seconds now);
-  std::optional<ClassId> coldest_class(ClassId except) const;
+  using Classes = std::bitset<kClassesMax>;
+  std::optional<ClassId> coldest_class(const Classes& except) const;
   bool steal_slab(ClassId klass, Seconds now);
   bool colder_than(ClassId donor, std::uint32_t count, double bound);
-  bool free_slab(ClassId donor, Seconds now);
-  bool empty_slab(SlabId slab);
+  bool free_slab(ClassId donor, double bound, Seconds now);
+  bool is_movable(BlockId record) const;
+  bool empty_slab(SlabId slab, const std::vector<std::uint32_t>& owners);
+  bool sweep_some(Seconds now);
   void retire(BlockId record, Leave why, Seconds now);
   void free_record(BlockId record);
   std::optional<BlockId> take_record();
