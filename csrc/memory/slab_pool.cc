@@ -65,7 +65,7 @@ std::optional<Slot> SlabPool::take(ClassId id, std::uint32_t owner) {
 bool SlabPool::add_slab(ClassId id, std::vector<UnitRun>& punch) {
   SizeClass& klass = classes_[id];
   const std::uint32_t count = klass.slab_units;
-  if (used_ + warming_ + count > limit_) return false;
+  if (used_ + count > limit_) return false;
   const auto first = find_run(count);
   if (!first) return false;
   std::uint32_t cold = 0;
@@ -76,7 +76,8 @@ bool SlabPool::add_slab(ClassId id, std::vector<UnitRun>& punch) {
   used_ += count;
   committed_ += cold;
   while (low_ < state_.size() && state_[low_] == Unit::in_slab) ++low_;
-  if (committed_ + warming_ > limit_) trim(limit_ - warming_ - used_, punch);
+  const std::uint32_t held = used_ + warming_;
+  if (committed_ + warming_ > limit_) trim(held < limit_ ? limit_ - held : 0, punch);
 
   SlabId slab_id;
   if (!free_slab_ids_.empty()) {
@@ -195,11 +196,13 @@ std::optional<std::uint32_t> SlabPool::start_warming() {
   return std::nullopt;
 }
 
-void SlabPool::warmed(std::uint32_t unit, bool has_pages) {
+bool SlabPool::warmed(std::uint32_t unit, bool has_pages) {
   KVP_CHECK(state_[unit] == Unit::warming);
   --warming_;
-  state_[unit] = has_pages ? Unit::warm : Unit::cold;
-  if (has_pages) ++committed_;
+  const bool is_kept = has_pages && committed_ + warming_ < limit_;
+  state_[unit] = is_kept ? Unit::warm : Unit::cold;
+  if (is_kept) ++committed_;
+  return is_kept;
 }
 
 std::vector<UnitRun> SlabPool::empty_units() const {

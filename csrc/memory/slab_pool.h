@@ -98,9 +98,10 @@ class SlabPool {
   void trim(std::uint32_t keep, std::vector<UnitRun>& punch);
   std::uint32_t free_committed() const { return committed_ - used_; }
   // A free unit without pages that may be committed ahead of need; it is marked as being warmed
-  // and is not given out until warmed() says so.
+  // and is not given out until warmed() says so. Slabs that are cut meanwhile come first: false =
+  // the unit is not wanted any more, and its pages must be given back.
   std::optional<std::uint32_t> start_warming();
-  void warmed(std::uint32_t unit, bool has_pages);
+  bool warmed(std::uint32_t unit, bool has_pages);
   // Every unit that should have no pages, as runs. For punching what stale reads brought back.
   std::vector<UnitRun> empty_units() const;
 

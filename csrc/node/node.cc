@@ -204,6 +204,7 @@ bool Node::warm(Lock& lock) {
   lock.lock();
   --warming_threads_;
   store_->warmed(*unit, ok);
+  settled_.notify_all();
   return ok;
 }
 
@@ -236,7 +237,8 @@ void Node::commit_units(std::uint64_t offset, std::uint64_t bytes, bool& ok) {
 bool Node::settle(Deadline deadline) {
   Lock lock(mutex_);
   kick();
-  return settled_.wait_until(lock, deadline, [&] { return (idle_ && !kicked_) || stopping_; });
+  return settled_.wait_until(
+      lock, deadline, [&] { return (idle_ && !kicked_ && warming_threads_ == 0) || stopping_; });
 }
 
 }  // namespace kvpool

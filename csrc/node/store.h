@@ -103,7 +103,7 @@ class Store {
   void step_index() { index_->step(kIndexBucketsPerStep); }
   bool index_busy() const { return index_->growing(); }
   std::optional<std::uint32_t> start_warming() { return slabs_.start_warming(); }
-  void warmed(std::uint32_t unit, bool has_pages) { slabs_.warmed(unit, has_pages); }
+  void warmed(std::uint32_t unit, bool has_pages);
   std::uint32_t warm_units() const { return slabs_.free_committed(); }
   // Gives back pages that late reads brought into ranges that should have none.
   void punch_strays();

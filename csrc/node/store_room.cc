@@ -266,6 +266,10 @@ bool Store::shrink_step(Seconds now) {
   return false;
 }
 
+void Store::warmed(std::uint32_t unit, bool has_pages) {
+  if (!slabs_.warmed(unit, has_pages)) punch({{unit, 1}});
+}
+
 void Store::trim() {
   std::vector<UnitRun> runs;
   slabs_.trim(0, runs);

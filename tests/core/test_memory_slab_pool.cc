@@ -156,8 +156,9 @@ struct Warming {
     if (units.empty()) return;
     std::swap(units[random.between<std::size_t>(0, units.size() - 1)], units.back());
     const bool has_pages = random.between(0, 4) > 0;
-    pool.warmed(units.back(), has_pages);
-    if (has_pages) model.warm(units.back());
+    const bool is_room = pool.committed() + units.size() <= pool.limit();
+    REQUIRE(pool.warmed(units.back(), has_pages) == (has_pages && is_room));
+    if (has_pages && is_room) model.warm(units.back());
     units.pop_back();
   }
 };
@@ -305,6 +306,23 @@ TEST_CASE("slab pool: a draining slab gives no slots, takes them back, and goes 
   for (const std::uint64_t offset : offsets) model.give(model.taken().find(offset));
   model.check();
   CHECK(pool.slabs_of(klass) == 1);
+}
+
+TEST_CASE("slab pool: memory that is being made does not keep a slab from being cut") {
+  SlabPool pool(16, 4);
+  std::vector<UnitRun> punched;
+  std::vector<std::uint32_t> warming;
+  while (const auto unit = pool.start_warming()) warming.push_back(*unit);
+  CHECK(warming.size() == 4);
+  const ClassId klass = *pool.class_of(2 * kMiB);
+  for (int i = 0; i < 4; ++i) {
+    REQUIRE(pool.add_slab(klass, punched));
+    REQUIRE(pool.take(klass, 1).has_value());
+  }
+  CHECK(punched.empty());
+  for (const std::uint32_t unit : warming) CHECK_FALSE(pool.warmed(unit, true));
+  pool.check_invariants();
+  CHECK(pool.committed() == 4);
 }
 
 TEST_CASE("slab pool: one writer of a slab without pages is told to make them, until it has") {

@@ -242,6 +242,7 @@ TEST_CASE("room: memory falls at once to what pins leave, and wholly when they g
   CHECK(pool.node->stats().bytes_arena <= 16 * kMiB);
   CHECK(pool.node->arena() == base);
   REQUIRE(pool.node->resize(256 * kMiB, 0, test::never_hung()));
+  pool.clock->set(10);
   for (std::uint64_t n = 5000; n < 9000; ++n)
     REQUIRE(pool.put(space, key_of(n)) == PutStatus::stored);
   CHECK(count_present(pool, space, 5000, 4000) == 4000);
