@@ -65,7 +65,7 @@ std::optional<Slot> SlabPool::take(ClassId id, std::uint32_t owner) {
 bool SlabPool::add_slab(ClassId id, std::vector<UnitRun>& punch) {
   SizeClass& klass = classes_[id];
   const std::uint32_t count = klass.slab_units;
-  if (used_ + warming_ + count > limit_) return false;
+  if (used_ + count > limit_) return false;
   const auto first = find_run(count);
   if (!first) return false;
   std::uint32_t cold = 0;
@@ -76,7 +76,8 @@ bool SlabPool::add_slab(ClassId id, std::vector<UnitRun>& punch) {
   used_ += count;
   committed_ += cold;
   while (low_ < state_.size() && state_[low_] == Unit::in_slab) ++low_;
-  if (committed_ + warming_ > limit_) trim(limit_ - warming_ - used_, punch);
+  const std::uint32_t held = used_ + warming_;
+  if (committed_ + warming_ > limit_) trim(held < limit_ ? limit_ - held : 0, punch);
 
   SlabId slab_id;
   if (!free_slab_ids_.empty()) {
@@ -91,7 +92,7 @@ bool SlabPool::add_slab(ClassId id, std::vector<UnitRun>& punch) {
   slab.first_unit = *first;
   slab.units = count;
   slab.klass = id;
-  slab.needs_commit = cold > 0;
+  slab.pages = cold > 0 ? Pages::missing : Pages::present;
   slab.owners.resize(klass.slab_slots);
   for (std::uint32_t i = 0; i < klass.slab_slots; ++i)
     slab.owners[i] = kFreeBit | (i + 1 < klass.slab_slots ? i + 1 : kEndOfList);
@@ -117,10 +118,15 @@ void SlabPool::give(const Slot& slot) {
     list(slot.slab);
 }
 
-bool SlabPool::claim_commit(SlabId id) {
-  const bool needed = slabs_[id]->needs_commit;
-  slabs_[id]->needs_commit = false;
-  return needed;
+SlabPool::Pages SlabPool::claim_pages(SlabId id) {
+  const Pages found = slabs_[id]->pages;
+  if (found == Pages::missing) slabs_[id]->pages = Pages::being_made;
+  return found;
+}
+
+void SlabPool::pages_made(SlabId id, bool made) {
+  KVP_CHECK(slabs_[id]->pages == Pages::being_made);
+  slabs_[id]->pages = made ? Pages::present : Pages::missing;
 }
 
 Slot SlabPool::slot_at(std::uint64_t offset) const {
@@ -190,11 +196,13 @@ std::optional<std::uint32_t> SlabPool::start_warming() {
   return std::nullopt;
 }
 
-void SlabPool::warmed(std::uint32_t unit, bool has_pages) {
+bool SlabPool::warmed(std::uint32_t unit, bool has_pages) {
   KVP_CHECK(state_[unit] == Unit::warming);
   --warming_;
-  state_[unit] = has_pages ? Unit::warm : Unit::cold;
-  if (has_pages) ++committed_;
+  const bool is_kept = has_pages && committed_ + warming_ < limit_;
+  state_[unit] = is_kept ? Unit::warm : Unit::cold;
+  if (is_kept) ++committed_;
+  return is_kept;
 }
 
 std::vector<UnitRun> SlabPool::empty_units() const {
@@ -254,10 +262,10 @@ void SlabPool::free_slab(SlabId id) {
   Slab& slab = *slabs_[id];
   SizeClass& klass = classes_[slab.klass];
   for (std::uint32_t unit = slab.first_unit; unit < slab.first_unit + slab.units; ++unit) {
-    state_[unit] = slab.needs_commit ? Unit::cold : Unit::warm;
+    state_[unit] = slab.pages == Pages::present ? Unit::warm : Unit::cold;
     slab_of_unit_[unit] = kNoSlab;
   }
-  if (slab.needs_commit) committed_ -= slab.units;
+  if (slab.pages != Pages::present) committed_ -= slab.units;
   used_ -= slab.units;
   klass.slots -= klass.slab_slots;
   --klass.slabs;

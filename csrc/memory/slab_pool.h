@@ -59,9 +59,13 @@ class SlabPool {
   bool add_slab(ClassId id, std::vector<UnitRun>& punch);
   void give(const Slot& slot);
 
-  // Whether the slab was backed by pages when it was cut; the first writer of a slab that was not
-  // should commit it. True once only.
-  bool claim_commit(SlabId slab);
+  // Who makes the pages of a slab that was cut without: its first writer (`missing`) all of them,
+  // a writer that comes meanwhile (`being_made`) those of its own slot. The first one says how it
+  // went while it still has its slot; where the machine refused, the next writer tries again.
+  enum class Pages : std::uint8_t { missing, being_made, present };
+  Pages claim_pages(SlabId slab);
+  void pages_made(SlabId slab, bool made);
+  bool has_pages(SlabId slab) const { return slabs_[slab]->pages == Pages::present; }
 
   Slot slot_at(std::uint64_t offset) const;
   std::uint32_t owner(const Slot& slot) const { return slabs_[slot.slab]->owners[slot.index]; }
@@ -94,9 +98,10 @@ class SlabPool {
   void trim(std::uint32_t keep, std::vector<UnitRun>& punch);
   std::uint32_t free_committed() const { return committed_ - used_; }
   // A free unit without pages that may be committed ahead of need; it is marked as being warmed
-  // and is not given out until warmed() says so.
+  // and is not given out until warmed() says so. Slabs that are cut meanwhile come first: false =
+  // the unit is not wanted any more, and its pages must be given back.
   std::optional<std::uint32_t> start_warming();
-  void warmed(std::uint32_t unit, bool has_pages);
+  bool warmed(std::uint32_t unit, bool has_pages);
   // Every unit that should have no pages, as runs. For punching what stale reads brought back.
   std::vector<UnitRun> empty_units() const;
 
@@ -108,7 +113,8 @@ class SlabPool {
     ClassId klass = 0;
     std::uint32_t taken = 0;
     std::uint32_t free_head = 0;  // index of the first free slot; owners[] links the rest
-    bool needs_commit = false, draining = false, listed = false;
+    Pages pages = Pages::missing;
+    bool draining = false, listed = false;
     SlabId previous = kNoSlab, next = kNoSlab;  // in the class's list of slabs with room
     std::vector<std::uint32_t> owners;          // taken: the owner; free: next free | kFreeBit
   };

@@ -182,10 +182,7 @@ bool Node::tend(Lock& lock) {
   evicted_ahead_ += evicted;
   more |= evicted == kEvictionsPerTurn;
   if (!more) store_->punch_strays();
-  if (wants_warming()) {
-    warm(lock);
-    more = true;
-  }
+  if (wants_warming()) more |= warm(lock);
   return more;
 }
 
@@ -196,9 +193,10 @@ bool Node::wants_warming() const {
   return options_.prefault == Prefault::all || store_->warm_units() < kWarmAheadUnits;
 }
 
-void Node::warm(Lock& lock) {
+// False: the machine has no memory for it now, so asking again at once would help nobody.
+bool Node::warm(Lock& lock) {
   const auto unit = store_->start_warming();
-  if (!unit) return;
+  if (!unit) return false;
   ++warming_threads_;
   lock.unlock();
   bool ok = true;
@@ -206,12 +204,15 @@ void Node::warm(Lock& lock) {
   lock.lock();
   --warming_threads_;
   store_->warmed(*unit, ok);
+  settled_.notify_all();
+  return ok;
 }
 
 // Helps to pre-fault a whole pool, then ends.
 void Node::warm_beside() {
   Lock lock(mutex_);
-  while (!stopping_ && wants_warming()) warm(lock);
+  while (!stopping_ && wants_warming() && warm(lock)) {
+  }
 }
 
 void Node::commit_units(std::uint64_t offset, std::uint64_t bytes, bool& ok) {
@@ -236,7 +237,8 @@ void Node::commit_units(std::uint64_t offset, std::uint64_t bytes, bool& ok) {
 bool Node::settle(Deadline deadline) {
   Lock lock(mutex_);
   kick();
-  return settled_.wait_until(lock, deadline, [&] { return (idle_ && !kicked_) || stopping_; });
+  return settled_.wait_until(
+      lock, deadline, [&] { return (idle_ && !kicked_ && warming_threads_ == 0) || stopping_; });
 }
 
 }  // namespace kvpool

@@ -177,7 +177,7 @@ class Node {
   void keep();
   bool tend(Lock& lock);
   bool wants_warming() const;
-  void warm(Lock& lock);
+  bool warm(Lock& lock);
   void warm_beside();
   void commit_units(std::uint64_t offset, std::uint64_t bytes, bool& ok);
 

@@ -61,7 +61,7 @@ PutStatus Node::store_block(Lock& lock, Call& call, std::size_t index, BlockSour
   if (status != PutStatus::stored) return status;
 
   const ClassId klass = call.request.space.size_class;
-  if (reserved.commit_slab || store_->is_short(klass, options_.evict_ahead))
+  if (reserved.makes_slab || store_->is_short(klass, options_.evict_ahead))
     kick();  // the next slab had better be warm, the next slots free
   lock.unlock();
   Hash128 sum;
@@ -70,6 +70,7 @@ PutStatus Node::store_block(Lock& lock, Call& call, std::size_t index, BlockSour
                       source.fill(index, store_->arena().base() + reserved.offset, sum) &&
                       !faults_.fires("put.commit");
   lock.lock();
+  if (reserved.makes_slab) store_->pages_made(reserved.record, backed);
   if (!filled) {
     store_->abort(reserved.record);
     settled_.notify_all();
@@ -107,13 +108,15 @@ PutStatus Node::reserve_locked(Lock& lock, const PutRequest& request, const Hash
   }
 }
 
-// The first writer of a slab makes its pages, without the lock. A second one that comes before it
-// is done takes page faults instead.
+// Without the lock. No writer ever relies on page faults: where the machine has no page left, one
+// of those would end the process.
 bool Node::back_with_pages(const Store::Reserved& reserved) {
   if (faults_.fires("put.pages")) return false;
-  if (!reserved.commit_slab) return true;
+  if (reserved.pages_bytes == 0) return true;
+  if (!reserved.makes_slab)
+    return store_->arena().commit(reserved.pages_offset, reserved.pages_bytes);
   bool ok = true;
-  commit_units(reserved.slab_offset, reserved.slab_bytes, ok);
+  commit_units(reserved.pages_offset, reserved.pages_bytes, ok);
   return ok;
 }
 
@@ -131,6 +134,7 @@ PutStatus Node::reserve(const PutRequest& request, Ticket& ticket) {
     lock.unlock();
     const bool backed = back_with_pages(reserved);
     lock.lock();
+    if (reserved.makes_slab) store_->pages_made(reserved.record, backed);
     if (backed) return status;
     store_->abort(reserved.record);
     settled_.notify_all();

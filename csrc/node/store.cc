@@ -119,10 +119,25 @@ Store::Reserved Store::reserve(const Namespace& space, const Hash128& key, Secon
   answer.outcome = Outcome::reserved;
   answer.record = *record;
   answer.offset = slot->offset;
-  answer.commit_slab = slabs_.claim_commit(slot->slab);
-  answer.slab_offset = slabs_.slab_offset(slot->slab);
-  answer.slab_bytes = slabs_.slab_bytes(slot->slab);
+  switch (slabs_.claim_pages(slot->slab)) {
+    case SlabPool::Pages::missing:
+      answer.makes_slab = true;
+      answer.pages_offset = slabs_.slab_offset(slot->slab);
+      answer.pages_bytes = slabs_.slab_bytes(slot->slab);
+      break;
+    case SlabPool::Pages::being_made:
+      answer.pages_offset = slot->offset;
+      answer.pages_bytes = slabs_.slot_bytes_of(space.size_class);
+      break;
+    case SlabPool::Pages::present:
+      break;
+  }
   return answer;
+}
+
+void Store::pages_made(BlockId record, bool made) {
+  KVP_CHECK(private_[record].state == State::reserved);
+  slabs_.pages_made(slabs_.slot_at(index_->fields(record).offset).slab, made);
 }
 
 Store::Committed Store::commit(BlockId record, const Hash128& sum, BlockId parent, Seconds now) {

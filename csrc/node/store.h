@@ -11,6 +11,7 @@
 //                slots (check_invariants counts both).
 // Thread rule: the node's lock. Readers run beside it through IndexReader.
 #pragma once
+#include <bitset>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -65,10 +66,14 @@ class Store {
     NoRoom why = NoRoom::none;
     BlockId record = kNoBlock;  // the new one, or the present one
     std::uint64_t offset = 0;
-    bool commit_slab = false;  // the slab has no pages yet: commit [slab_offset, + slab_bytes)
-    std::uint64_t slab_offset = 0, slab_bytes = 0;
+    // Pages to be made before anything is written; 0 bytes = they are there. `makes_slab`: those
+    // of the whole slab, and pages_made() waits for the outcome.
+    std::uint64_t pages_offset = 0, pages_bytes = 0;
+    bool makes_slab = false;
   };
   Reserved reserve(const Namespace& space, const Hash128& key, Seconds now);
+  // How it went; before commit() or abort().
+  void pages_made(BlockId record, bool made);
   enum class Committed : std::uint8_t { stored, dropped, index_full };
   // Unless stored, the reservation is gone as with abort(). `parent`: the record of the block
   // before, if it is known to be resident.
@@ -98,7 +103,7 @@ class Store {
   void step_index() { index_->step(kIndexBucketsPerStep); }
   bool index_busy() const { return index_->growing(); }
   std::optional<std::uint32_t> start_warming() { return slabs_.start_warming(); }
-  void warmed(std::uint32_t unit, bool has_pages) { slabs_.warmed(unit, has_pages); }
+  void warmed(std::uint32_t unit, bool has_pages);
   std::uint32_t warm_units() const { return slabs_.free_committed(); }
   // Gives back pages that late reads brought into ranges that should have none.
   void punch_strays();
@@ -152,11 +157,14 @@ class Store {
   std::uint64_t wanted_blocks(double share) const;
   std::uint64_t spare_blocks() const;
   bool evict_from(ClassId klass, Seconds now);
-  std::optional<ClassId> coldest_class(ClassId except) const;
+  using Classes = std::bitset<kClassesMax>;
+  std::optional<ClassId> coldest_class(const Classes& except) const;
   bool steal_slab(ClassId klass, Seconds now);
   bool colder_than(ClassId donor, std::uint32_t count, double bound);
-  bool free_slab(ClassId donor, Seconds now);
-  bool empty_slab(SlabId slab);
+  bool free_slab(ClassId donor, double bound, Seconds now);
+  bool is_movable(BlockId record) const;
+  bool empty_slab(SlabId slab, const std::vector<std::uint32_t>& owners);
+  bool sweep_some(Seconds now);
   void retire(BlockId record, Leave why, Seconds now);
   void free_record(BlockId record);
   std::optional<BlockId> take_record();

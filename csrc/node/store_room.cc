@@ -9,8 +9,10 @@
 namespace kvpool {
 namespace {
 
-// Slabs looked at for one whose blocks can all be moved; the others hold something pinned.
-constexpr std::size_t kSlabsTried = 8;
+// Slots looked at, in the emptiest slabs, for a slab whose blocks can all be moved: the others hold
+// something pinned. One of them is often the emptiest of all, since nothing else stayed in it.
+constexpr std::size_t kSlotsLookedAt = 16384;
+constexpr double kAnyTemperature = std::numeric_limits<double>::infinity();
 // Records looked at before a reservation evicts, when dropped namespaces still hold some.
 constexpr std::uint32_t kSweepForRoom = 4096;
 
@@ -44,15 +46,13 @@ void Store::retire(BlockId record, Leave why, Seconds now) {
 
 // True: the class has a free slot, and one more block is within the limit.
 bool Store::make_room(ClassId klass, Seconds now) {
-  if (blocks_limit_ != 0)
+  if (blocks_limit_ != 0) {
+    if (zombies_ + pending_.size() >= blocks_limit_) return false;  // no eviction would help
     while (spare_blocks() == 0)
-      if (!evict_one(now)) return false;
+      if (!sweep_some(now) && !evict_one(now)) return false;
+  }
   while (!slabs_.has_room(klass)) {
-    if (dead_ > 0) {
-      const std::uint64_t before = dead_;
-      sweep(kSweepForRoom, now);
-      if (dead_ != before) continue;
-    }
+    if (sweep_some(now)) continue;
     std::vector<UnitRun> runs;
     const bool added = slabs_.add_slab(klass, runs);
     punch(runs);
@@ -75,11 +75,18 @@ bool Store::evict_from(ClassId klass, Seconds now) {
   }
 }
 
-std::optional<ClassId> Store::coldest_class(ClassId except) const {
+// What nobody wants goes before what somebody may want. True: some of it did.
+bool Store::sweep_some(Seconds now) {
+  const std::uint64_t before = dead_;
+  if (dead_ > 0) sweep(kSweepForRoom, now);
+  return dead_ != before;
+}
+
+std::optional<ClassId> Store::coldest_class(const Classes& except) const {
   std::optional<ClassId> found;
   double coldest = 0;
   for (ClassId id = 0; id < slabs_.class_count(); ++id) {
-    if (id == except) continue;
+    if (except[id]) continue;
     const auto temperature = policy_->coldest(id);
     if (!temperature || (found && *temperature >= coldest)) continue;
     found = id;
@@ -89,35 +96,38 @@ std::optional<ClassId> Store::coldest_class(ClassId except) const {
 }
 
 bool Store::evict_one(Seconds now) {
-  while (const auto klass = coldest_class(kClassesMax))
+  while (const auto klass = coldest_class({}))
     if (evict_from(*klass, now)) return true;
   return false;
 }
 
-// A class that is short takes a slab from the class that holds the coldest blocks, if a slab's
-// worth of them is colder than anything the class could evict itself.
+// A class that is short takes slabs from the classes that hold the coldest blocks, if a slab's
+// worth of them is colder than anything the class could evict itself. True: add_slab() has room.
 bool Store::steal_slab(ClassId klass, Seconds now) {
   if (steal_later_[klass] > 0) {
     --steal_later_[klass];
     return false;
   }
-  const auto donor = coldest_class(klass);
-  if (!donor) return false;
-  const auto own = policy_->coldest(klass);
-  const std::uint32_t slots = slabs_.slab_slots(*donor);
-  if (own && !colder_than(*donor, slots, *own)) {
-    steal_later_[klass] = slots;  // asking costs O(slots): not at every put
-    return false;
-  }
   const std::uint32_t units = slabs_.slab_units(klass);
-  std::uint32_t freed = 0;
-  while (freed < units) {
-    if (!free_slab(*donor, now)) break;
-    freed += slabs_.slab_units(*donor);
+  const auto is_room = [&] { return slabs_.units_in_slabs() + units <= slabs_.limit(); };
+  if (units > slabs_.limit() || is_room()) return false;  // nothing that others give would help
+  const double own = policy_->coldest(klass).value_or(kAnyTemperature);
+  Classes asked;
+  asked[klass] = true;
+  while (!is_room()) {
+    const auto donor = coldest_class(asked);
+    if (!donor) break;
+    if (!colder_than(*donor, slabs_.slab_slots(*donor), own)) {
+      steal_later_[klass] = slabs_.slab_slots(*donor);  // it costs O(slots): not at every put
+      break;
+    }
+    if (free_slab(*donor, own, now))
+      ++counters_.slabs_moved;
+    else
+      asked[*donor] = true;
   }
-  if (freed > 0) ++counters_.slabs_moved;
-  // Whatever was freed stays free for add_slab(); too little of it and the class evicts its own.
-  return freed >= units;
+  // Whatever was freed stays free; if it is too little, the class evicts its own.
+  return is_room();
 }
 
 bool Store::colder_than(ClassId donor, std::uint32_t count, double bound) {
@@ -141,29 +151,42 @@ bool Store::colder_than(ClassId donor, std::uint32_t count, double bound) {
   return colder && !taken.empty();
 }
 
-// Evicts a slab's worth of the donor's coldest blocks, then gathers the holes into one slab.
-bool Store::free_slab(ClassId donor, Seconds now) {
+// Evicts a slab's worth of the donor's blocks, as far as they are colder than `bound`, then gathers
+// the holes into one slab. A chain shows its tail only: what it hides may be much warmer.
+bool Store::free_slab(ClassId donor, double bound, Seconds now) {
   const std::uint32_t before = slabs_.slabs_of(donor);
-  while (slabs_.slabs_of(donor) == before && slabs_.free_slots(donor) < slabs_.slab_slots(donor))
-    if (!evict_from(donor, now)) break;
+  while (slabs_.slabs_of(donor) == before && slabs_.free_slots(donor) < slabs_.slab_slots(donor)) {
+    const auto coldest = policy_->coldest(donor);
+    if (!coldest || *coldest >= bound || !evict_from(donor, now)) break;
+  }
   if (slabs_.slabs_of(donor) < before) return true;
-  for (const SlabId slab : slabs_.emptiest(donor, kSlabsTried))
-    if (empty_slab(slab)) return true;
+  if (slabs_.free_slots(donor) < slabs_.slab_slots(donor)) return false;
+  std::size_t looked_at = 0;
+  for (const SlabId slab : slabs_.emptiest(donor, kSlotsLookedAt)) {
+    const std::vector<std::uint32_t> owners = slabs_.owners(slab);
+    if (std::all_of(owners.begin(), owners.end(), [&](BlockId id) { return is_movable(id); }))
+      return empty_slab(slab, owners);
+    looked_at += owners.size();
+    if (looked_at > kSlotsLookedAt) break;
+  }
   return false;
+}
+
+bool Store::is_movable(BlockId record) const {
+  return private_[record].state == State::resident && private_[record].pins_or_next == 0;
 }
 
 // Moves the blocks of a slab into other slabs of its class. The bytes are copied while the block
 // is readable at its old place; it is unreadable only while its record changes.
-bool Store::empty_slab(SlabId slab) {
-  const std::vector<std::uint32_t> owners = slabs_.owners(slab);
-  for (const BlockId record : owners)
-    if (private_[record].state != State::resident || private_[record].pins_or_next > 0)
-      return false;
+bool Store::empty_slab(SlabId slab, const std::vector<std::uint32_t>& owners) {
   const ClassId klass = slabs_.slab_class(slab);
   slabs_.set_draining(slab, true);
   for (const BlockId record : owners) {
     const auto slot = slabs_.take(klass, record);
-    if (!slot) {
+    const bool backed = slot && (slabs_.has_pages(slot->slab) ||
+                                 arena_->commit(slot->offset, slabs_.slot_bytes_of(klass)));
+    if (!backed) {
+      if (slot) slabs_.give(*slot);
       slabs_.set_draining(slab, false);
       return false;
     }
@@ -235,14 +258,16 @@ bool Store::shrink_step(Seconds now) {
   slabs_.set_limit(slabs_.limit(), runs);
   punch(runs);
   if (slabs_.committed() <= slabs_.limit()) return false;
-  ClassId refused = kClassesMax;
-  for (std::uint32_t tries = 0; tries < slabs_.class_count(); ++tries) {
-    const auto donor = coldest_class(refused);
-    if (!donor) break;
-    if (free_slab(*donor, now)) return true;
-    refused = *donor;
+  Classes asked;
+  while (const auto donor = coldest_class(asked)) {
+    if (free_slab(*donor, kAnyTemperature, now)) return true;
+    asked[*donor] = true;
   }
   return false;
+}
+
+void Store::warmed(std::uint32_t unit, bool has_pages) {
+  if (!slabs_.warmed(unit, has_pages)) punch({{unit, 1}});
 }
 
 void Store::trim() {

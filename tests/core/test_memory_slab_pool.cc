@@ -58,7 +58,9 @@ class Model {
       is_cold |= !backed_[unit_of(slab) + i];
       backed_[unit_of(slab) + i] = true;
     }
-    REQUIRE(pool_.claim_commit(slab) == is_cold);
+    using Pages = SlabPool::Pages;
+    REQUIRE(pool_.claim_pages(slab) == (is_cold ? Pages::missing : Pages::present));
+    if (is_cold) pool_.pages_made(slab, true);
     return true;
   }
   void give(std::map<std::uint64_t, Taken>::iterator it) {
@@ -154,8 +156,9 @@ struct Warming {
     if (units.empty()) return;
     std::swap(units[random.between<std::size_t>(0, units.size() - 1)], units.back());
     const bool has_pages = random.between(0, 4) > 0;
-    pool.warmed(units.back(), has_pages);
-    if (has_pages) model.warm(units.back());
+    const bool is_room = pool.committed() + units.size() <= pool.limit();
+    REQUIRE(pool.warmed(units.back(), has_pages) == (has_pages && is_room));
+    if (has_pages && is_room) model.warm(units.back());
     units.pop_back();
   }
 };
@@ -305,19 +308,47 @@ TEST_CASE("slab pool: a draining slab gives no slots, takes them back, and goes 
   CHECK(pool.slabs_of(klass) == 1);
 }
 
-TEST_CASE("slab pool: only the first writer of a slab without pages is told to make them") {
+TEST_CASE("slab pool: memory that is being made does not keep a slab from being cut") {
+  SlabPool pool(16, 4);
+  std::vector<UnitRun> punched;
+  std::vector<std::uint32_t> warming;
+  while (const auto unit = pool.start_warming()) warming.push_back(*unit);
+  CHECK(warming.size() == 4);
+  const ClassId klass = *pool.class_of(2 * kMiB);
+  for (int i = 0; i < 4; ++i) {
+    REQUIRE(pool.add_slab(klass, punched));
+    REQUIRE(pool.take(klass, 1).has_value());
+  }
+  CHECK(punched.empty());
+  for (const std::uint32_t unit : warming) CHECK_FALSE(pool.warmed(unit, true));
+  pool.check_invariants();
+  CHECK(pool.committed() == 4);
+}
+
+TEST_CASE("slab pool: one writer of a slab without pages is told to make them, until it has") {
+  using Pages = SlabPool::Pages;
   SlabPool pool(64, 8);
   std::vector<UnitRun> punched;
   const ClassId klass = *pool.class_of(1 * kMiB);
   REQUIRE(pool.add_slab(klass, punched));
   const Slot first = *pool.take(klass, 1);
-  CHECK(pool.claim_commit(first.slab));
-  CHECK_FALSE(pool.claim_commit(first.slab));
+  CHECK(pool.claim_pages(first.slab) == Pages::missing);
+  CHECK(pool.claim_pages(first.slab) == Pages::being_made);
+  pool.pages_made(first.slab, false);
+  CHECK(pool.claim_pages(first.slab) == Pages::missing);  // the next one tries again
+  pool.pages_made(first.slab, false);
   pool.give(first);
+  CHECK(pool.committed() == 0);  // no pages, so none are counted
+  REQUIRE(pool.add_slab(klass, punched));
+  const Slot second = *pool.take(klass, 1);
+  CHECK(pool.claim_pages(second.slab) == Pages::missing);
+  pool.pages_made(second.slab, true);
+  pool.give(second);
+  CHECK(pool.committed() == 1);
   REQUIRE(pool.add_slab(klass, punched));  // the same unit, warm now
   const Slot again = *pool.take(klass, 1);
   CHECK(again.offset == first.offset);
-  CHECK_FALSE(pool.claim_commit(again.slab));
+  CHECK(pool.claim_pages(again.slab) == Pages::present);
 }
 
 // Blocks of every length come and go at random until addresses lie as scattered as they can.

@@ -232,6 +232,7 @@ class Churn {
   void put(Namespace& space, const Hash128& key) {
     const auto reserved = store_->reserve(space, key, static_cast<Seconds>(now_));
     if (reserved.outcome != Store::Reserved::Outcome::reserved) return;
+    if (reserved.makes_slab) store_->pages_made(reserved.record, true);
     buffer_.resize(space.block_bytes);
     make_versioned(buffer_.data(), buffer_.size(), key, ++version_);
     std::byte* const slot = store_->arena().base() + reserved.offset;

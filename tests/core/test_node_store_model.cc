@@ -132,6 +132,7 @@ class StoreAgainstModel {
     }
     if (answer.outcome != Outcome::reserved) return false;
     REQUIRE(answer.offset % kPageBytes == 0);
+    if (answer.makes_slab) store_->pages_made(answer.record, random_.between(0, 9) > 0);
     made = {answer.record, space, key, answer.offset, incarnation(space)};
     return true;
   }
