@@ -7,8 +7,8 @@
 // where there is no assembly or where TSan must see what happens.
 //
 // Relies on: ranges of one call do not overlap.
-// Promises:  exactly the bytes asked for are read and written; fast at any alignment. libc
-//            memcpy is not used: it turns to string instructions, which lose a factor of two when the
+// Promises:  exactly the bytes asked for are read and written; fast at any alignment. libc memcpy
+//            is not used: it turns to string instructions, which lose a factor of two when the
 //            destination is not on a cache line, as big numpy arrays never are (16 bytes past one).
 // No call orders anything: use the fences below. Thread-safe.
 #pragma once

@@ -110,12 +110,8 @@ bool IndexWriter::insert(const Hash128& key, std::uint32_t incarnation, std::uin
     start_growing(log2 + 1);
   const KeyHash hash = KeyHash::of(key, incarnation, view_.header().salt);
   const std::uint64_t hint = hint_of(hash.tag, record);
-  while (!put(root_, hash, hint)) {
-    // Keys that crowd one neighbourhood: the only case in which growth is finished in one go.
-    if (next_root_ == 0 && ((root_ & 63) >= log2_max || entries_ < grow_at_)) return false;
-    if (next_root_ == 0) start_growing((root_ & 63) + 1);
-    while (next_root_ != 0) step(kProbeMax);
-  }
+  // Keys that crowd one neighbourhood: a larger table would not part them either.
+  if (!put(root_, hash, hint)) return false;
   if (next_root_ != 0 && !put(next_root_, hash, hint)) {
     drop(root_, hash, record);
     return false;
@@ -194,7 +190,7 @@ void IndexWriter::abandon_growing() {
   wiped_ = 0;
   wipe_left_ = IndexView::buckets(next_root_);
   next_root_ = 0;
-  grow_at_ = entries_ + entries_ / 2;
+  grow_at_ = entries_ + entries_ / 8;  // from load 0.7: room for two more tries
 }
 
 // Whole pages become a hole, so that an outgrown table costs no memory; the rest by hand.

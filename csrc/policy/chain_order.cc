@@ -24,6 +24,7 @@ void ChainOrder::insert(BlockId id, BlockId parent, Group group, std::uint64_t r
   node.epoch = epoch_ & kEpochMax;
   node.depth = 0;
   node.group = group & 0xfff;
+  node.is_marked = 0;
   node.parent = parent;
   if (parent != kNoBlock) {
     KVP_CHECK(is_resident(parent));

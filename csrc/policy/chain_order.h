@@ -36,6 +36,10 @@ class ChainOrder {
   std::uint64_t rank(BlockId id) const { return nodes_[id].rank; }
   void set_rank(BlockId id, std::uint64_t rank);
 
+  // One bit a block for the policy's own use; off after insert().
+  bool is_marked(BlockId id) const { return nodes_[id].is_marked; }
+  void mark(BlockId id) { nodes_[id].is_marked = 1; }
+
   // Takes the first block of a group out of the order until give_back() or erase().
   BlockId take_first(Group group);
   void give_back(BlockId id);
@@ -52,15 +56,16 @@ class ChainOrder {
 
   struct Node {
     std::uint64_t rank;
-    std::uint64_t epoch : 36;  // of its insert
+    std::uint64_t epoch : 35;  // of its insert
     std::uint64_t depth : 16;  // blocks before it in its chain; stays at the top value when deeper
     std::uint64_t group : 12;
+    std::uint64_t is_marked : 1;
     BlockId parent;  // may name an id that has another owner by now: see parent_of()
     std::uint32_t state : 2;
     std::uint32_t place : 30;  // kOrdered: index in its heap; else: how many resident children
   };
   static_assert(sizeof(Node) == 24);
-  static constexpr std::uint64_t kEpochMax = (std::uint64_t{1} << 36) - 1;
+  static constexpr std::uint64_t kEpochMax = (std::uint64_t{1} << 35) - 1;
   static constexpr std::uint64_t kDepthMax = (std::uint64_t{1} << 16) - 1;
 
   struct Heap {

@@ -51,6 +51,13 @@ void GhostTable::remember(Fingerprint fp, std::uint64_t word) {
   age_in(slot);
 }
 
+std::optional<std::uint64_t> GhostTable::look(Fingerprint fp) const {
+  const Slot slot = find(fp);
+  if (slot == kNone) return std::nullopt;
+  const std::uint64_t word = entry(slot).word;  // copied: entries are packed
+  return word;
+}
+
 std::optional<std::uint64_t> GhostTable::recall(Fingerprint fp) {
   drop_surplus(kDropsPerCall);
   const Slot slot = find(fp);

@@ -25,6 +25,7 @@ class GhostTable {
 
   // Newest from now on; replaces what was remembered under `fp`.
   void remember(Fingerprint fp, std::uint64_t word);
+  std::optional<std::uint64_t> look(Fingerprint fp) const;
   // Takes the entry out.
   std::optional<std::uint64_t> recall(Fingerprint fp);
 

@@ -46,7 +46,8 @@ struct PolicyStats {
   std::uint64_t ghost_hits = 0;   // inserts that found their ghost
   std::uint64_t bytes = 0;        // memory the policy holds for residents and ghosts together
   std::uint64_t ghost_bytes = 0;  // of these, for ghosts
-  double tau_s = 0;
+  double tau_s = 0;               // half-life of heat now; 0 in policies without heat
+  double heat_weight = 0;         // how much heat counts beside recency now: 1 in full, 0 = LRU
 };
 
 class Policy {

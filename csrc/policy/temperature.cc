@@ -1,4 +1,6 @@
 // Coldest first: each use adds 1 to a block's heat, heat halves every tau (policy/heat_clock.h).
+// Where LRU is seen to do better, heat counts less (policy/lru_guard.h): the logarithm of heat is
+// scaled.
 //
 // Promises:  1. the victim is the coldest of its group without resident children; on equal
 // temperature
@@ -15,6 +17,7 @@
 
 #include "policy/ghost_table.h"
 #include "policy/heat_clock.h"
+#include "policy/lru_guard.h"
 #include "policy/ordered_policy.h"
 
 namespace kvpool {
@@ -41,19 +44,26 @@ class Temperature final : public OrderedPolicy {
 
   void insert(BlockId id, Fingerprint fp, BlockId parent, Group group, Seconds now) override {
     clock_.advance(now);
+    const bool is_watched = guard_.inserted(id, fp);
     const std::optional<std::uint64_t> ghost = ghosts_.recall(fp);
     ghost_hits_ += ghost.has_value();
     order_.insert(id, parent, group, ghost ? used_again(*ghost) : used_first());
+    if (is_watched) order_.mark(id);
   }
 
   void touch(BlockId id, Seconds now) override {
     clock_.advance(now);
+    if (order_.is_marked(id)) guard_.touched(id);
     order_.set_rank(id, used_again(order_.rank(id)));
   }
 
   void erase(BlockId id, Fingerprint fp, Leave why, Seconds now) override {
     clock_.advance(now);
-    if (why == Leave::evicted) ghosts_.remember(fp, order_.rank(id));
+    if (order_.is_marked(id)) guard_.left(id);
+    if (why == Leave::evicted) {
+      guard_.saw_full(order_.resident());
+      ghosts_.remember(fp, order_.rank(id));
+    }
     order_.erase(id);
   }
 
@@ -66,14 +76,16 @@ class Temperature final : public OrderedPolicy {
     stats.ghosts = ghosts_.size();
     stats.ghost_hits = ghost_hits_;
     stats.ghost_bytes = ghosts_.bytes();
-    stats.bytes += stats.ghost_bytes;
+    stats.bytes += stats.ghost_bytes + guard_.bytes();
     stats.tau_s = clock_.tau_s();
+    stats.heat_weight = guard_.weight();
     return stats;
   }
 
   void check_invariants() const override {
     order_.check_invariants();
     ghosts_.check_invariants();
+    guard_.check_invariants();
   }
 
  private:
@@ -84,11 +96,12 @@ class Temperature final : public OrderedPolicy {
     // log2 of what is left of its heat; 2^that + 1 is the heat with this use.
     const double left = temperature_of(rank) - clock_.half_lives();
     const double added = left < -kColdGap ? 0 : std::log2(1 + std::exp2(left));
-    return packed(clock_.half_lives() + added, clock_.tick());
+    return packed(clock_.half_lives() + guard_.weight() * added, clock_.tick());
   }
 
   HeatClock clock_;
   GhostTable ghosts_;
+  LruGuard guard_;
   std::uint64_t ghost_hits_ = 0;
 };
 

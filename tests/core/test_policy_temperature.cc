@@ -16,7 +16,8 @@ namespace {
 
 using testing::Random;
 
-// Shares nothing with the policy but the half-life it reports, which the model cannot know.
+// Shares nothing with the policy but the half-life and the weight of heat that it reports, which
+// the model cannot know.
 class Model {
  public:
   struct Block {
@@ -37,7 +38,7 @@ class Model {
     now_ = now;
   }
 
-  void insert(BlockId id, Fingerprint fp, BlockId parent, Group group) {
+  void insert(BlockId id, Fingerprint fp, BlockId parent, Group group, double weight) {
     Block block{group, fp, 0, half_lives_, false, std::make_shared<int>(0), {}};
     if (parent != kNoBlock) block.parent_mark = blocks[parent].chain_mark;
     for (auto ghost = ghosts_.begin(); ghost != ghosts_.end(); ++ghost) {
@@ -48,12 +49,12 @@ class Model {
       break;
     }
     blocks[id] = block;
-    use(id);
+    use(id, weight);
   }
 
-  void use(BlockId id) {
+  void use(BlockId id, double weight) {
     Block& block = blocks[id];
-    block.heat = heat(block) + 1;
+    block.heat = std::pow(heat(block) + 1, weight);
     block.at = half_lives_;
   }
 
@@ -132,7 +133,7 @@ void compare_with_model(double tau_s, std::uint64_t seed) {
       const auto group = static_cast<Group>(random.below(2));
       policy->insert(id, fp, parent, group, told);
       model.pass(told, tau_before_s);
-      model.insert(id, fp, parent, group);
+      model.insert(id, fp, parent, group, policy->stats().heat_weight);
     } else if (random.one_in(4)) {
       const auto group = static_cast<Group>(random.below(2));
       const BlockId victim = policy->take_coldest(group);
@@ -155,7 +156,7 @@ void compare_with_model(double tau_s, std::uint64_t seed) {
     } else {
       policy->touch(id, told);
       model.pass(told, tau_before_s);
-      model.use(id);
+      model.use(id, policy->stats().heat_weight);
     }
     REQUIRE(policy->stats().ghosts == model.ghosts());
     REQUIRE(policy->stats().resident == model.blocks.size());

@@ -161,6 +161,13 @@ TEST_CASE("simulator: a request larger than the cache keeps its head and evicts 
   }
 }
 
+TEST_CASE("simulator: the tail of a hit counts as used before its head") {
+  BlockNames names;
+  for (std::uint64_t id = 0; id < 3; ++id) names.intern(id);
+  // LFU knows no chains: on equal counts only the order of the touches saves the head.
+  CHECK(replay(PolicyKind::lfu, 2, names, {{0, 1}, {0, 1}, {2}, {0, 1}}).hit_blocks == 3);
+}
+
 TEST_CASE("simulator: empty requests and repeated ids are survived") {
   for (const PolicyKind kind : kPolicyKinds) {
     BlockNames names;
