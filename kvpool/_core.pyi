@@ -164,7 +164,7 @@ class ManualClock:
     def __init__(self) -> None: ...
     def set(self, seconds: float) -> None:
         """
-        Move the time forward, to 1e12 seconds at most. Raises BadArgument. Thread-safe.
+        Move the time forward; one before now() counts as now(). 0 to 1e12 s, else BadArgument.
         """
 
     def now(self) -> float: ...

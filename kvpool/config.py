@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from kvpool.errors import BadArgument, BadType
+from kvpool.errors import BadArgument, BadType, shown
 
 SIZE_BYTES_MAX = 2**63 - 1
 _TEXT_LENGTH_MAX = 64
@@ -32,11 +32,11 @@ def parse_size(size: str | int) -> int:
     is wrong with it; BadType for anything but str and int.
     """
     if isinstance(size, bool) or not isinstance(size, str | int):
-        raise BadType(f"a size is a number of bytes or text such as '64KiB', not {size!r}")
+        raise BadType(f"a size is a number of bytes or text such as '64KiB', not {shown(size)}")
     if isinstance(size, str):
         return _parse_text(size)
     if not 0 <= size <= SIZE_BYTES_MAX:
-        raise BadArgument(f"size {size} is outside 0 to 2**63 - 1 bytes")
+        raise BadArgument(f"size {shown(size)} is outside 0 to 2**63 - 1 bytes")
     return size
 
 

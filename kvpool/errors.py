@@ -48,3 +48,17 @@ class ForkedProcess(PoolClosed):
 
 class NoResource(KvpoolError, OSError):
     """The machine refused memory, a descriptor or a mapping."""
+
+
+def shown(value: object) -> str:
+    """A caller's value as messages have it: short text and numbers, of anything else the type.
+
+    The repr of a foreign object may raise, take for ever or fill a log.
+    """
+    if type(value) is int and value.bit_length() > 128:
+        return f"an int of {value.bit_length()} bits"
+    if type(value) in (int, float, bool, type(None)):
+        return repr(value)
+    if type(value) in (str, bytes) and len(value) <= 64:  # type: ignore[arg-type]
+        return repr(value)
+    return f"a value of type {type(value).__name__}"

@@ -9,17 +9,19 @@ pool takes.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from kvpool import _core
-from kvpool.errors import BadArgument, BadType
+from kvpool.errors import BadArgument, BadType, shown
 from kvpool.types import Keys
 
 KEY_BYTES = 16
 TOKEN_MAX = 2**32 - 1
+TOKENS_MAX = 1 << 28  # in one call
 HASH_BYTES_MAX = 1 << 20
 KEY_DTYPE = np.dtype("V16")
 
@@ -69,15 +71,16 @@ def _hash_bytes(value: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise BadType(f"hash_bytes is {type(value).__name__}; it must be int")
     if not 1 <= value <= HASH_BYTES_MAX:
-        raise BadArgument(f"hash_bytes is {value}; it must be 1..{HASH_BYTES_MAX}")
+        raise BadArgument(f"hash_bytes is {shown(value)}; it must be 1..{HASH_BYTES_MAX}")
     return value
 
 
 def token_array(tokens: Sequence[int] | np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """`tokens` as a contiguous 1-D integer array, without a copy where it is one already."""
+    _check_length(tokens)
     try:
         array = np.asarray(tokens)
-    except (ValueError, TypeError, OverflowError) as error:
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise BadType(f"tokens are not a sequence of integers: {error}") from None
     if array.size == 0 and array.ndim <= 1:
         return np.empty(0, np.uint32)
@@ -91,13 +94,27 @@ def token_array(tokens: Sequence[int] | np.ndarray[Any, Any]) -> np.ndarray[Any,
     return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False))
 
 
+def _check_length(tokens: Any) -> None:
+    """Before numpy makes room for them: a range may have any length."""
+    try:
+        count = len(tokens)
+    except (TypeError, ValueError):
+        return  # an iterator or a scalar, which numpy tells apart
+    except OverflowError:
+        count = sys.maxsize
+    if count > TOKENS_MAX:
+        raise BadArgument(f"got {count} tokens; at most {TOKENS_MAX}")
+
+
 def _refuse_first_bad(tokens: Any) -> None:
     """Name the element for which numpy found no integer type for the whole list."""
     for position, token in enumerate(tokens if isinstance(tokens, (list, tuple)) else ()):
         if isinstance(token, bool) or not isinstance(token, (int, np.integer)):
-            raise BadType(f"token {position} is {token!r}; tokens must be integers")
+            raise BadType(f"token {position} is {shown(token)}; tokens must be integers")
         if not 0 <= token <= TOKEN_MAX:
-            raise BadArgument(f"token {position} is {token}; a token id must be in 0..{TOKEN_MAX}")
+            raise BadArgument(
+                f"token {position} is {shown(token)}; a token id must be in 0..{TOKEN_MAX}"
+            )
 
 
 def as_keys(packed: bytes) -> Keys:

@@ -6,6 +6,7 @@ Never guesses: what the manifest's layout does not say, `dims` must.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ DEFAULT_DIMS = {
     "hnd": "page kv head token element",
     "mla": "page token element",
 }
+
+LAYERS_MAX = 1 << 16
 
 TensorFacts = tuple[int, int, int, list[int], list[int]]
 
@@ -61,9 +64,13 @@ def plan_layers(
 
 
 def _listed(kv_layers: Sequence[Any]) -> list[Any]:
+    kind = type(kv_layers).__name__
     if not hasattr(kv_layers, "__len__") or isinstance(kv_layers, (str, bytes, dict)):
-        raise BadType(f"kv_layers is {type(kv_layers).__name__}; it must be a list of tensors")
-    return list(kv_layers)
+        raise BadType(f"kv_layers is {kind}; it must be a list of tensors")
+    try:
+        return list(islice(kv_layers, LAYERS_MAX))
+    except Exception as error:  # whatever a foreign sequence raises
+        raise BadType(f"kv_layers is {kind} and cannot be read as a list: {error}") from error
 
 
 def _dims(manifest: Manifest, dims: str | None, *, rank: int, split: bool) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgpack
 
-from kvpool.errors import BadArgument, BadType
+from kvpool.errors import BadArgument, BadType, shown
 
 FORMAT_VERSION = 1
 TEXT_BYTES_MAX = 4096
@@ -109,7 +109,8 @@ class Manifest:
             )
         if self.block_bytes is not None and self.block_bytes != computed:
             raise BadArgument(
-                f"block_bytes is {self.block_bytes}; these fields make blocks of {computed} bytes"
+                f"block_bytes is {shown(self.block_bytes)}; these fields make blocks of "
+                f"{computed} bytes"
             )
         return computed
 
@@ -172,19 +173,19 @@ def _check_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
     if not isinstance(value, str):
         raise BadType(f"{field} is {type(value).__name__}; it must be str")
     if value not in choices:
-        raise BadArgument(f"{field} is {value!r}; it can be {', '.join(choices)}")
+        raise BadArgument(f"{field} is {shown(value)}; it can be {', '.join(choices)}")
 
 
 def _check_count(field: str, value: object, *, least: int, most: int = COUNT_MAX) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
         raise BadType(f"{field} is {type(value).__name__}; it must be int")
     if not least <= value <= most:
-        raise BadArgument(f"{field} is {value}; it must be {least}..{most}")
+        raise BadArgument(f"{field} is {shown(value)}; it must be {least}..{most}")
 
 
 def _pair(field: str, value: object) -> tuple[int, int]:
     if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise BadType(f"{field} is {value!r}; it must be a pair of ints")
+        raise BadType(f"{field} is {shown(value)}; it must be a pair of ints")
     for part in value:
         _check_count(field, part, least=0)
     return value[0], value[1]

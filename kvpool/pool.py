@@ -23,7 +23,7 @@ import numpy as np
 
 from kvpool import _core
 from kvpool.config import parse_size
-from kvpool.errors import BadArgument, BadType, ManifestMismatch
+from kvpool.errors import BadArgument, BadType, ManifestMismatch, shown
 from kvpool.keys import fold_keys, prefix_keys
 from kvpool.layers import plan_layers
 from kvpool.manifest import Manifest
@@ -456,7 +456,7 @@ def _max_blocks(value: int | None) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise BadType(f"max_blocks is {type(value).__name__}; it must be int or None")
     if not 0 <= value <= BLOCKS_MAX:
-        raise BadArgument(f"max_blocks is {value}; it must be 0 (no limit)..{BLOCKS_MAX}")
+        raise BadArgument(f"max_blocks is {shown(value)}; it must be 0 (no limit)..{BLOCKS_MAX}")
     return value
 
 
@@ -464,14 +464,14 @@ def _number(name: str, value: float, least: float, most: float) -> float:
     if not isinstance(value, Real) or isinstance(value, bool):
         raise BadType(f"{name} is {type(value).__name__}; it must be a number")
     if not least <= value <= most:
-        raise BadArgument(f"{name} is {value}; it must be {least}..{most}")
+        raise BadArgument(f"{name} is {shown(value)}; it must be {least}..{most}")
     return float(value)
 
 
 def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     _instance(name, value, str)
     if value not in choices:
-        raise BadArgument(f"{name} is {value!r}; it can be {', '.join(choices)}")
+        raise BadArgument(f"{name} is {shown(value)}; it can be {', '.join(choices)}")
 
 
 def _instance(name: str, value: object, kind: type) -> None:
@@ -482,7 +482,7 @@ def _instance(name: str, value: object, kind: type) -> None:
 def _one_key(name: str, key: Any) -> bytes:
     try:
         packed = memoryview(key).tobytes()
-    except TypeError:
+    except (TypeError, ValueError, BufferError):
         raise BadType(f"{name} is {type(key).__name__}; it must be a key of 16 bytes") from None
     if len(packed) != 16:
         raise BadArgument(f"{name} is a key of 16 bytes, not {len(packed)}")

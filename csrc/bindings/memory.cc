@@ -26,11 +26,21 @@ bool is_sequence(nb::handle object) {
   return PyList_Check(object.ptr()) || PyTuple_Check(object.ptr());
 }
 
-// Asking an item for its buffer may run Python code, which could shorten a list under us.
+// Asking an item for its buffer may run Python code, which could shorten a list under us. Taken
+// from where the items are, whatever a subclass says of its length.
 nb::tuple snapshot(nb::handle object) {
-  PyObject* items = PySequence_Tuple(object.ptr());
+  PyObject* items = PyList_Check(object.ptr())
+                        ? PyList_AsTuple(object.ptr())
+                        : PyTuple_GetSlice(object.ptr(), 0, PyTuple_GET_SIZE(object.ptr()));
   if (items == nullptr) throw nb::python_error();
   return nb::steal<nb::tuple>(items);
+}
+
+// For what a sequence raises when it has no such length or item; anything else is passed on.
+void raise_unread(const char* name, PyObject* expected) {
+  if (PyErr_ExceptionMatches(expected) == 0) throw nb::python_error();
+  const std::string reason = taken_error();
+  raise_bad_argument(std::string(name) + " cannot be read: " + reason);
 }
 
 // Whether a format of the struct module has an item 'O'. Names of fields stand between colons.
@@ -53,6 +63,12 @@ std::optional<std::int64_t> integer(nb::handle object) {
   if (overflow != 0) return std::nullopt;
   if (value == -1 && PyErr_Occurred() != nullptr) throw nb::python_error();
   return value;
+}
+
+void require_count(const char* name, std::size_t found, std::size_t wanted) {
+  if (found != wanted)
+    raise_bad_argument(std::string(name) + " has " + number(found) + " items; there must be " +
+                       number(wanted));
 }
 
 std::vector<std::int64_t> integers_of_buffer(nb::handle object, const char* name) {
@@ -215,8 +231,12 @@ Hash128 one_key(nb::handle object, const char* name) {
   return Hash128::from_bytes(key.data());
 }
 
-std::vector<std::int64_t> integers(nb::handle object, const char* name) {
-  if (PyObject_CheckBuffer(object.ptr())) return integers_of_buffer(object, name);
+std::vector<std::int64_t> integers(nb::handle object, const char* name, std::size_t wanted) {
+  if (PyObject_CheckBuffer(object.ptr())) {
+    std::vector<std::int64_t> values = integers_of_buffer(object, name);
+    require_count(name, values.size(), wanted);
+    return values;
+  }
   // A tensor of integers without the buffer protocol (torch) offers a list.
   nb::object list = nb::borrow(object);
   if (!is_sequence(object) && nb::hasattr(object, "tolist")) list = object.attr("tolist")();
@@ -224,15 +244,16 @@ std::vector<std::int64_t> integers(nb::handle object, const char* name) {
     raise_bad_type(std::string(name) + " is " + type_of(object) +
                    "; it must be an integer array or a list of ints");
   const Py_ssize_t count = PySequence_Size(list.ptr());
-  if (count < 0) throw nb::python_error();
+  if (count < 0) raise_unread(name, PyExc_OverflowError);
+  require_count(name, static_cast<std::size_t>(count), wanted);  // a range may have any length
   std::vector<std::int64_t> values;
   for (Py_ssize_t i = 0; i < count; ++i) {
     const nb::object item = nb::steal(PySequence_GetItem(list.ptr(), i));
-    if (!item.is_valid()) throw nb::python_error();  // it became shorter meanwhile
+    if (!item.is_valid()) raise_unread(name, PyExc_IndexError);  // it became shorter meanwhile
     const auto value = integer(item);
     if (!value)
-      raise_bad_type(std::string(name) + " must hold integers below 2^63, not " +
-                     nb::repr(item).c_str());
+      raise_bad_type(std::string(name) + " must hold integers below 2^63; item " +
+                     number(static_cast<std::size_t>(i)) + " is of type " + type_of(item));
     values.push_back(*value);
   }
   return values;
@@ -260,10 +281,7 @@ Places::Places(nb::handle object, Access access, const char* name, const Shape& 
 void Places::by_offsets(const Region& region, const char* name, const Shape& shape) {
   if (shape.offsets.is_none())
     raise_bad_argument(std::string(name) + " is a region: say where with offsets=");
-  const std::vector<std::int64_t> offsets = integers(shape.offsets, "offsets");
-  if (offsets.size() != shape.count)
-    raise_bad_argument("got " + number(offsets.size()) + " offsets for " + number(shape.count) +
-                       " keys");
+  const std::vector<std::int64_t> offsets = integers(shape.offsets, "offsets", shape.count);
   each_.reserve(shape.count);
   for (std::size_t i = 0; i < offsets.size(); ++i) {
     const auto offset = static_cast<std::uint64_t>(offsets[i]);
@@ -283,8 +301,8 @@ void Places::one_buffer(nb::handle object, Access access, const char* name, cons
   if (!shape.stride.is_none()) {
     const auto given = integer(shape.stride);
     if (!given)
-      raise_bad_type("stride must be an int (bytes, below 2^63) or None, not " +
-                     std::string(nb::repr(shape.stride).c_str()));
+      raise_bad_type("stride is of type " + type_of(shape.stride) +
+                     "; it must be an int below 2^63 (bytes) or None");
     stride = *given;
     if (stride < static_cast<std::int64_t>(shape.block_bytes))
       raise_bad_argument("stride is " + std::to_string(stride) +

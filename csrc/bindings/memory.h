@@ -84,8 +84,9 @@ class Keys {
 Hash128 one_key(nb::handle object, const char* name);
 
 // Page numbers or offsets: a contiguous array of 64- or 32-bit integers, a tensor of integers, or a
-// list of ints. A negative one is kept as it is; who uses it checks the range.
-std::vector<std::int64_t> integers(nb::handle object, const char* name);
+// list of ints. There must be `count` of them. A negative one is kept as it is; who uses it checks
+// the range.
+std::vector<std::int64_t> integers(nb::handle object, const char* name, std::size_t count);
 
 // One place per block in memory of the caller.
 class Places {

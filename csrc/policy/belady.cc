@@ -57,8 +57,7 @@ void BeladySimulator::see(std::size_t position) {
   farthest_.push({next_use, name});
 }
 
-// Evicts the block whose next use is farthest; guarded, only one that may go and is after
-// `next_use`.
+// Evicts the farthest next use; guarded: of the blocks that may go, and only past `next_use`.
 bool BeladySimulator::make_room(Use next_use) {
   bool is_made = false;
   while (!farthest_.empty()) {

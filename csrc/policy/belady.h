@@ -4,9 +4,9 @@
 //   1. blocks of the running request are pinned;
 //   2. a block is passed over when its next use is no nearer than that of every block that could go
 //      instead; one that is never used again never enters a full cache.
-// Rule `plain` has neither: it inserts every block and evicts the farthest next use, be it the
-// chain that it is serving. It maximises block hits and can lose to LRU on prefix hits; a test
-// shows it.
+// Rule `plain` has neither: it inserts every block and evicts the farthest next use, even of the
+// chain that it is serving. It maximises block hits and can lose to LRU on prefix hits, as a test
+// shows.
 //
 // Memory: 4 bytes a block of the trace, 8 more at finish().
 #pragma once

@@ -1,21 +1,19 @@
-// The order in which blocks would go, kept so that no block goes before the blocks that continue
-// it.
+// The order in which blocks would go, kept so that none goes before the blocks that continue it.
 //
 // Every policy ranks its blocks with one 64-bit number and leaves the rest to this class: one heap
 // per group over the blocks that may go (no resident children, not taken). A policy without a
 // chain rule inserts every block without a parent.
 //
 // Relies on: ids below `blocks_max`; one caller at a time.
-// Promises:  1. first() is the smallest rank of its group; on equal ranks the deeper block, then
-// the
-//               smaller id: no order of calls matters, so replays repeat;
+// Promises:  1. first() is the smallest rank of its group, on equal ranks the deeper block, then
+//               the smaller id: the order of calls does not matter, so replays repeat;
 //            2. a block with resident children is never first();
-//            3. O(log n) a call at any depth and any number of children, also for the erase of an
+//            3. O(log n) a call at any depth and with any number of children, also to erase an
 //               inner block; no allocation but pages: 24 bytes a block and 4 in its heap.
 //
-// How an erased parent is told from the next owner of its id: an epoch is stamped on every insert
-// and moves on whenever a block leaves children behind. A true parent is never younger than its
-// child, the id's next owner always is.
+// How an erased parent is told from the next owner of its id: an epoch is stamped on every insert,
+// and moves on when a block leaves children behind. A true parent is never younger than its child,
+// the next owner of its id always is.
 #pragma once
 #include <cstdint>
 #include <vector>

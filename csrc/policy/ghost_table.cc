@@ -131,8 +131,11 @@ void GhostTable::drop_surplus(int drops_max) {
   const std::uint64_t buckets_max = std::max<std::uint64_t>(ghosts_max_, 1);
   if (size_ <= ghosts_max_ && bucket_count_ <= buckets_max) return;
   for (int i = 0; i < drops_max; ++i) {
-    if (size_ > ghosts_max_) drop(oldest_);
-    if (bucket_count_ > std::max(buckets_max, size_)) fold_bucket();
+    const bool is_long = size_ > ghosts_max_;
+    const bool is_wide = bucket_count_ > std::max(buckets_max, size_);
+    if (!is_long && !is_wide) break;
+    if (is_long) drop(oldest_);
+    if (is_wide) fold_bucket();
   }
   // Only now, page by page as they empty: in normal running the arrays stay at their longest.
   entries_.trim(size_);

@@ -1,12 +1,9 @@
-// What is remembered of blocks that are gone: one 64-bit word for each, the oldest forgotten first.
+// What is remembered of blocks that are gone: a 64-bit word for each, the oldest forgotten first.
 //
 // Relies on: one caller at a time.
-// Promises:  1. at most ghosts_max entries; past it exactly the oldest goes (age = last
-// remember());
-//            2. remember() and recall() take a few steps at any size: the hash grows by one bucket
-//            at
-//               a time (linear hashing), the entries stay dense, nothing is ever rehashed as a
-//               whole;
+// Promises:  1. at most ghosts_max entries; past it exactly the oldest goes, by last remember();
+//            2. remember() and recall() take a few steps at any size: the hash grows by a bucket
+//               at a time (linear hashing), entries stay dense, nothing is rehashed as a whole;
 //            3. 32 bytes an entry at the most it ever held (28, and 4 for its bucket), and pages
 //               beyond a lowered bound are given back.
 // set_max() drops a bounded number at once and leaves the rest to the calls that follow.

@@ -1,9 +1,9 @@
 // Time measured in half-lives of heat, and a half-life that follows the workload.
 //
-// Heat halves every tau. A block used n times has the order key  log2(heat) + time / tau,  which
-// only a use changes. Were tau simply replaced in that formula, keys written under the old one
-// would jump past or behind everything else; so time itself is counted in half-lives: it runs on at
-// 1/tau a second, whatever tau is at the moment, and keys of all ages stay comparable.
+// Heat halves every tau. A block has the order key  log2(heat) + last use / tau,  which only a use
+// changes. Were tau simply replaced in that formula, keys written under the old one would jump past
+// or behind all others; so time itself is counted in half-lives: it runs on at 1/tau a second,
+// whatever tau is at the moment, and keys of all ages stay comparable.
 //
 // tau is 1.5 x the median of the latest reuse intervals, between 10 s and 1 h.
 //

@@ -50,22 +50,22 @@ void LruGuard::adjust() {
   weight_ = std::clamp(weight_ - (lead > 0 ? kWeightPerLead * lead : -kRecovery), 0.0, 1.0);
 }
 
-void LruGuard::saw_full(std::uint64_t resident) {
-  is_full_ = true;
-  const std::uint64_t share = std::max<std::uint64_t>(resident >> sample_shift_, 1);
-  if (share == recent_.max()) return;
-  if (share > kSampleMax || (share < kSampleMax / 4 && sample_shift_ > 0)) {
-    resample(resident);
-  } else {
-    recent_.set_max(share);
-  }
+void LruGuard::saw_resident(std::uint64_t resident) {
+  if (resident >> sample_shift_ > kSampleMax) resample(resident);
 }
 
-// Another share of the blocks is watched from now on: the old counts do not speak for it.
+void LruGuard::saw_full(std::uint64_t resident) {
+  is_full_ = true;
+  if (sample_shift_ > 0 && resident >> sample_shift_ < kSampleMax / 4) resample(resident);
+  const std::uint64_t share = std::max<std::uint64_t>(resident >> sample_shift_, 1);
+  if (share != recent_.max()) recent_.set_max(share);
+}
+
+// Another share of the blocks is watched from now on: the old counts do not speak for it. What is
+// no longer watched is never used again in the list, and leaves it first.
 void LruGuard::resample(std::uint64_t resident) {
   sample_shift_ = 0;
   while (resident >> sample_shift_ > kSampleMax) ++sample_shift_;
-  recent_.set_max(resident >> sample_shift_);
   uses_ = lead_ = differences_ = 0;
 }
 

@@ -1,18 +1,16 @@
 // Watches whether LRU would have done better, and says how much heat should count.
 //
 // Heat pays where uses of the past foretell uses to come, and where the cache is too small for
-// recency to help at all. There are loads where neither holds (conversations that end at random, in
-// a cache that just holds the live ones), and there heat keeps what is finished and LRU is the
-// better rule. So a sample of the blocks is also run through an LRU list of proportional length,
-// and when that list has clearly had more hits, heat counts less, down to nothing: then temperature
-// is LRU.
+// recency to help at all. Where neither holds (conversations that end at random, in a cache that
+// just holds the live ones), heat keeps what is finished and LRU is the better rule. So a sample of
+// the blocks is also run through an LRU list of proportional length; when that list has clearly had
+// more hits, heat counts less, down to nothing: then temperature is LRU.
 //
-// The sample is chosen by fingerprint, so it holds the same blocks always: all of them in a cache
-// of up to kSampleMax blocks, every 2^k-th fingerprint in a larger one.
+// The sample is chosen by fingerprint, so that it holds the same blocks always: all of them in a
+// cache of up to kSampleMax blocks, every 2^k-th fingerprint in a larger one.
 //
 // Promises:  1. weight() is 1 until LRU leads by more than kLead and more than chance explains;
-//            2. at most kSampleMax blocks in the list, whatever the size of the cache: 200 KiB in
-//            all;
+//            2. at most kSampleMax blocks in the list at any size of the cache: 200 KiB in all;
 //            3. O(1) a use; a use of a block outside the sample costs one test of a bit.
 #pragma once
 #include <cstdint>
@@ -32,6 +30,8 @@ class LruGuard {
   void touched(BlockId id);
   void left(BlockId id);
 
+  // So many blocks are resident, and the cache may be filling still.
+  void saw_resident(std::uint64_t resident);
   // A block is evicted with so many resident: that is what the cache holds.
   void saw_full(std::uint64_t resident);
 

@@ -1,20 +1,18 @@
-// Replays requests against one policy and one capacity, block names only, no bytes.
+// Replays requests against one policy and one capacity: block names only, no bytes.
 //
-// A request is a list of block ids, head to tail, at one time. The pool would see these calls:
+// A request is a list of block ids, head to tail, at one time. A pool would see these calls:
 //   1. the leading resident blocks are got: those are the hits. They are touched tail to head, so
-//   that
-//      a head is never older than what continues it;
+//      that a head is never older than what continues it;
 //   2. the rest is put head to tail: a block that is resident is touched, any other is inserted
-//   after
-//      room has been made for it. Blocks of the running request are pinned: taken ones go back.
-//      When nothing else can go, the rest of the request is passed over.
-// So hits here equal hits of a pool that is called like that, block for block.
+//      after room has been made for it. All blocks of the running request are pinned: taken ones
+//      go back. When nothing else can go, the rest of the request is passed over.
+// So hits here equal the hits of a pool that is called like that, block for block.
 //
-// Belady's rule needs the future: its simulator keeps the requests and replays them at finish(). It
-// evicts the block whose next use is farthest, and does not insert one whose own is farther still.
-// It bounds block hits, and prefix hits where an id names its whole prefix.
+// Belady's rule needs the future: its simulator keeps the requests and replays them at finish().
+// It evicts the block whose next use is farthest and does not insert one whose own is no nearer. It
+// bounds block hits, and prefix hits where an id names its whole prefix.
 //
-// Thread rule: one caller at a time. Simulators that share BlockNames must be fed in turn.
+// Thread rule: one caller at a time. Simulators that share BlockNames are fed in turn.
 #pragma once
 #include <cstdint>
 #include <memory>

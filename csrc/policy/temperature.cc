@@ -1,18 +1,14 @@
 // Coldest first: each use adds 1 to a block's heat, heat halves every tau (policy/heat_clock.h).
-// Where LRU is seen to do better, heat counts less (policy/lru_guard.h): the logarithm of heat is
-// scaled.
+// Where LRU is seen to do better, heat counts less (policy/lru_guard.h): its logarithm is scaled.
 //
 // Promises:  1. the victim is the coldest of its group without resident children; on equal
-// temperature
-//               the one whose last use is older, then the deeper one;
-//            2. an evicted block leaves its heat behind (policy/ghost_table.h); coming back it goes
-//            on
-//               from there. A removed block leaves nothing;
-//            3. a use costs O(1) for a block with resident children, O(log n) for the tail of a
-//            chain.
+//               temperature the one whose last use is older, then the deeper one;
+//            2. an evicted block leaves its heat behind (policy/ghost_table.h) and goes on from
+//               there when it comes back; a removed block leaves nothing;
+//            3. a use costs O(1) for a block with resident children, O(log n) for a last one.
 //
-// rank = temperature in 2^-14 half-lives (44 bits), then the tick of the last use (20 bits). A
-// ghost keeps the same word.
+// rank = temperature in 2^-14 half-lives (44 bits), then the tick of the last use (20 bits). Ghosts
+// keep the same word.
 #include <cmath>
 
 #include "policy/ghost_table.h"
@@ -49,6 +45,7 @@ class Temperature final : public OrderedPolicy {
     ghost_hits_ += ghost.has_value();
     order_.insert(id, parent, group, ghost ? used_again(*ghost) : used_first());
     if (is_watched) order_.mark(id);
+    guard_.saw_resident(order_.resident());
   }
 
   void touch(BlockId id, Seconds now) override {

@@ -42,83 +42,115 @@ TEST_CASE("policy names are unique and lead back to their kind") {
   CHECK_FALSE(policy_kind("").has_value());
 }
 
+// What the caller knows of its blocks, kept beside the policy and compared with it.
+class Books {
+ public:
+  static constexpr BlockId kIds = 64;
+  static constexpr std::uint64_t kGhosts = 64;
+
+  Books(PolicyKind kind, Random& random)
+      : policy_(make(kind, kIds, kGhosts)),
+        random_(random),
+        is_chained_(kind == PolicyKind::temperature || kind == PolicyKind::lru) {}
+
+  void step() {
+    now_ += random_.one_in(3) ? 0 : static_cast<double>(random_.below(100)) / 10;
+    const auto id = static_cast<BlockId>(random_.below(kIds));
+    if (!blocks_.contains(id)) {
+      insert(id);
+    } else if (random_.one_in(8)) {
+      erase(id, Leave::removed);
+    } else if (blocks_[id].is_taken) {
+      random_.one_in(2) ? give_back(id) : erase(id, Leave::evicted);
+    } else if (random_.one_in(3)) {
+      take(static_cast<Group>(random_.below(kGroups + 1)));
+    } else {
+      policy_->touch(id, now_);
+    }
+    CHECK(policy_->stats().resident == blocks_.size());
+    CHECK(policy_->stats().ghosts <= kGhosts);
+  }
+
+  void check() const { policy_->check_invariants(); }
+
+  // Nothing is stuck: all that was taken comes back, and then everything can go.
+  void empty() {
+    for (const auto& [id, block] : blocks_) {
+      if (block.is_taken) policy_->give_back(id);
+    }
+    // Again until nothing comes, for a parent may be free only after a child in another group.
+    std::size_t gone = 0;
+    for (std::size_t before = 1; before != gone;) {
+      before = gone;
+      for (Group group = 0; group < kGroups; ++group) gone += drain(*policy_, group, now_).size();
+    }
+    CHECK(gone == blocks_.size());
+    CHECK(policy_->stats().resident == 0);
+    check();
+  }
+
+ private:
+  static constexpr Group kGroups = 3;
+  struct Block {
+    Group group = 0;
+    bool is_taken = false;
+    int children = 0;  // resident
+    BlockId parent = kNoBlock;
+  };
+
+  void insert(BlockId id) {
+    auto parent = static_cast<BlockId>(random_.below(kIds));
+    if (!blocks_.contains(parent)) parent = kNoBlock;
+    const auto group = static_cast<Group>(random_.below(kGroups));
+    policy_->insert(id, id * 7919, parent, group, now_);
+    blocks_[id] = {group, false, 0, parent};
+    if (parent != kNoBlock) ++blocks_[parent].children;
+  }
+
+  void erase(BlockId id, Leave why) {
+    policy_->erase(id, id * 7919, why, now_);
+    const auto parent = blocks_.find(blocks_[id].parent);
+    if (parent != blocks_.end()) --parent->second.children;
+    blocks_.erase(id);
+    for (auto& [other, block] : blocks_) {
+      if (block.parent == id) block.parent = kNoBlock;
+    }
+  }
+
+  void take(Group group) {
+    const bool is_promised = policy_->coldest(group).has_value();
+    const BlockId victim = policy_->take_coldest(group);
+    CHECK(is_promised == (victim != kNoBlock));
+    if (victim == kNoBlock) return;
+    REQUIRE(blocks_.contains(victim));
+    CHECK(blocks_[victim].group == group);
+    CHECK_FALSE(blocks_[victim].is_taken);
+    if (is_chained_) CHECK(blocks_[victim].children == 0);
+    blocks_[victim].is_taken = true;
+  }
+
+  void give_back(BlockId id) {
+    policy_->give_back(id);
+    blocks_[id].is_taken = false;
+  }
+
+  std::unique_ptr<Policy> policy_;
+  Random& random_;
+  bool is_chained_;
+  std::map<BlockId, Block> blocks_;
+  Seconds now_ = 0;
+};
+
 TEST_CASE("every policy keeps its books over random calls") {
   Random random(testing::seed());
   for (const PolicyKind kind : kPolicyKinds) {
     CAPTURE(policy_name(kind));
-    constexpr BlockId kIds = 64;
-    const auto policy = make(kind, kIds);
-    struct Own {
-      Group group = 0;
-      bool is_taken = false;
-      int children = 0;  // resident
-      BlockId parent = kNoBlock;
-    };
-    std::map<BlockId, Own> own;
-    const bool is_chained = kind == PolicyKind::temperature || kind == PolicyKind::lru;
-    auto forget = [&](BlockId id, Leave why, Seconds now) {
-      policy->erase(id, id * 7919, why, now);
-      if (const auto parent = own.find(own[id].parent); parent != own.end()) {
-        --parent->second.children;
-      }
-      own.erase(id);
-      for (auto& [other, block] : own) {
-        if (block.parent == id) block.parent = kNoBlock;
-      }
-    };
-    Seconds now = 0;
+    Books books(kind, random);
     for (int step = 0; step < 20'000; ++step) {
-      now += random.one_in(3) ? 0 : static_cast<double>(random.below(100)) / 10;
-      const auto id = static_cast<BlockId>(random.below(kIds));
-      const auto found = own.find(id);
-      if (found == own.end()) {
-        auto parent = static_cast<BlockId>(random.below(kIds));
-        if (!own.contains(parent)) parent = kNoBlock;
-        const auto group = static_cast<Group>(random.below(3));
-        policy->insert(id, id * 7919, parent, group, now);
-        own[id] = {group, false, 0, parent};
-        if (parent != kNoBlock) ++own[parent].children;
-      } else if (random.one_in(8)) {
-        forget(id, Leave::removed, now);
-      } else if (found->second.is_taken) {
-        if (random.one_in(2)) {
-          policy->give_back(id);
-          found->second.is_taken = false;
-        } else {
-          forget(id, Leave::evicted, now);
-        }
-      } else if (random.one_in(3)) {
-        const auto group = static_cast<Group>(random.below(4));
-        const auto promised = policy->coldest(group);
-        const BlockId victim = policy->take_coldest(group);
-        CHECK(promised.has_value() == (victim != kNoBlock));
-        if (victim == kNoBlock) continue;
-        REQUIRE(own.contains(victim));
-        CHECK(own[victim].group == group);
-        CHECK_FALSE(own[victim].is_taken);
-        if (is_chained) CHECK(own[victim].children == 0);
-        own[victim].is_taken = true;
-      } else {
-        policy->touch(id, now);
-      }
-      CHECK(policy->stats().resident == own.size());
-      CHECK(policy->stats().ghosts <= 64);
-      if (step % 16 == 0) policy->check_invariants();
+      books.step();
+      if (step % 16 == 0) books.check();
     }
-    // Nothing is stuck: all that was taken comes back, and then everything can go.
-    for (const auto& [id, block] : own) {
-      if (block.is_taken) policy->give_back(id);
-    }
-    std::size_t gone = 0;
-    for (Group group = 0; group < 3; ++group) gone += drain(*policy, group, now).size();
-    // A parent in another group may have come free meanwhile.
-    for (std::size_t before = gone + 1; before != gone;) {
-      before = gone;
-      for (Group group = 0; group < 3; ++group) gone += drain(*policy, group, now).size();
-    }
-    CHECK(gone == own.size());
-    CHECK(policy->stats().resident == 0);
-    policy->check_invariants();
+    books.empty();
   }
 }
 

@@ -133,6 +133,14 @@ TEST_CASE(
   CHECK(replay(guarded, trace).hit_blocks == 4);
 }
 
+TEST_CASE("belady: a block that would only push out a nearer one is passed over") {
+  BlockNames names;
+  for (std::uint64_t id = 0; id < 3; ++id) names.intern(id);
+  const SimulatorReport report = replay(std::nullopt, 1, names, {{0}, {1}, {0}, {2}, {0}});
+  CHECK(report.hit_blocks == 2);
+  CHECK(report.evictions == 0);
+}
+
 TEST_CASE("simulator: the same trace gives the same figures") {
   Random random(testing::seed());
   BlockNames names;

@@ -229,10 +229,10 @@ def test_a_stride_may_be_any_integer_kind_and_the_buffer_larger(filled: kvpool.N
         ((1 << 63) - 1, BadArgument, "take 18446744073709551615"),
         (1 << 63, BadType, "below 2\\^63"),
         (1 << 80, BadType, "below 2\\^63"),
-        (4096.0, BadType, "stride must be an int"),
-        ("4096", BadType, "stride must be an int"),
-        (np.float64(4096), BadType, "stride must be an int"),
-        ([4096], BadType, "stride must be an int"),
+        (4096.0, BadType, "stride is of type"),
+        ("4096", BadType, "stride is of type"),
+        (np.float64(4096), BadType, "stride is of type"),
+        ([4096], BadType, "stride is of type"),
     ],
     ids=repr,
 )
@@ -398,9 +398,9 @@ def test_offsets_may_repeat_and_go_anywhere_inside(filled: kvpool.Namespace) -> 
 @pytest.mark.parametrize(
     ("offsets", "kind", "complaint"),
     [
-        ([0, 1], BadArgument, "2 offsets for 3 keys"),
-        ([0, 1, 2, 3], BadArgument, "4 offsets for 3 keys"),
-        ([], BadArgument, "0 offsets"),
+        ([0, 1], BadArgument, "offsets has 2 items; there must be 3"),
+        ([0, 1, 2, 3], BadArgument, "offsets has 4 items"),
+        ([], BadArgument, "offsets has 0 items"),
         ([0, 1, SIZE - BLOCK_BYTES + 1], BadArgument, "offset 2 is 8193"),
         ([0, -1, 2], BadArgument, "offset 1 is -1"),
         ([0, 1, (1 << 63) - 1], BadArgument, "offset 2"),
@@ -410,7 +410,8 @@ def test_offsets_may_repeat_and_go_anywhere_inside(filled: kvpool.Namespace) -> 
         ([0, "1", 2], BadType, "integers"),
         ([0, None, 2], BadType, "integers"),
         ([0, np.float32(1), 2], BadType, "integers"),
-        ([[0, 1, 2]], BadType, "integers"),
+        ([[0, 1, 2]], BadArgument, "1 items"),
+        ([[0], [1], [2]], BadType, "integers"),
         (np.array([0, 1, 2], np.int16), BadType, "32- or 64-bit"),
         (np.array([0.0, 1, 2]), BadType, "32- or 64-bit"),
         (np.array([0, 1, 2], object), BadType, "32- or 64-bit"),
@@ -422,6 +423,7 @@ def test_offsets_may_repeat_and_go_anywhere_inside(filled: kvpool.Namespace) -> 
         (None, BadArgument, "say where with offsets"),
         ({0, 1, 2}, BadType, "integer array"),
         (iter([0, 1, 2]), BadType, "integer array"),
+        (range(1 << 62), BadArgument, "offsets has 4611686018427387904 items"),
     ],
     ids=lambda value: repr(value)[:24],
 )
@@ -455,9 +457,9 @@ def test_offsets_of_hostile_objects_end(filled: kvpool.Namespace) -> None:
     region = filled.pool.register(bytearray(SIZE))
     with pytest.raises(BadType):
         filled.get_into(KEYS, region, offsets=ListOfItself())
-    with pytest.raises((BadArgument, IndexError)):
+    with pytest.raises(BadArgument):
         filled.get_into(KEYS, region, offsets=Shrinking([0, 1]))
-    with pytest.raises((BadArgument, IndexError)):
+    with pytest.raises(BadArgument):
         filled.get_into(KEYS, region, offsets=offsets)
 
 

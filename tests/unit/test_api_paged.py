@@ -219,9 +219,9 @@ def test_only_leading_blocks_are_loaded(pool: kvpool.Pool) -> None:
 
 
 TABLES: list[tuple[Any, type[Exception], str]] = [
-    ([0, 1], BadArgument, "2 pages; 3 keys take 3"),
-    ([0, 1, 2, 3], BadArgument, "4 pages"),
-    ([], BadArgument, "0 pages"),
+    ([0, 1], BadArgument, "block_table has 2 items; there must be 3"),
+    ([0, 1, 2, 3], BadArgument, "block_table has 4 items"),
+    ([], BadArgument, "block_table has 0 items"),
     ([0, 1, PAGES], BadArgument, "page 2 of the table is 12; there are 12 pages"),
     ([0, -1, 1], BadArgument, "page 1 of the table is -1"),
     (np.array([0, 1, 2**63], np.uint64), BadArgument, "page 2"),

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from kvpool import Hit, Put, PutResult, Reason, Tier
+from kvpool import BadArgument, Hit, ManualClock, Put, PutResult, Reason, Tier
 from kvpool.types import Reason as ReasonOfTypes
 
 STORED, PRESENT = 0, 1
@@ -82,3 +82,17 @@ def test_the_public_names_are_the_ones_of_the_modules() -> None:
     assert Reason is ReasonOfTypes
     assert all(hasattr(kvpool, name) for name in kvpool.__all__)
     assert sorted(kvpool.__all__) == list(kvpool.__all__)
+
+
+def test_a_manual_clock_moves_forward_only() -> None:
+    clock = ManualClock()
+    assert clock.now() == 0.0
+    for given, then in ((5, 5.0), (3.0, 5.0), (5.5, 5.5), (0, 5.5), (1e12, 1e12)):
+        clock.set(given)
+        assert clock.now() == then
+    for given in (-1, -0.001, float("nan"), float("inf"), 1.1e12):
+        with pytest.raises(BadArgument, match="a time is"):
+            clock.set(given)
+    assert clock.now() == 1e12
+    with pytest.raises(TypeError):
+        clock.set("5")  # type: ignore[arg-type]
