@@ -9,17 +9,16 @@ constexpr std::uint32_t kFreeBit = 0x80000000;
 constexpr std::uint32_t kEndOfList = 0x7fffffff;
 constexpr std::uint32_t kSlabUnitsMax = 32;  // 64 MiB; a slot that is larger gets a slab of its own
 
-// The shortest run whose waste is at most 1/32 of `limit` units, or the least wasteful one. A slab is
-// what moves between classes, so short is good: emptying it costs evictions and copies.
+// The shortest run whose waste is at most 1/32, or the least wasteful one that leaves a small pool
+// four of them. A slab is what moves between classes, so short is good: emptying it costs evictions
+// and copies.
 std::uint32_t units_for(std::uint64_t slot_bytes, std::uint32_t limit) {
   const auto least = static_cast<std::uint32_t>((slot_bytes + kUnitBytes - 1) / kUnitBytes);
-  if (least >= kSlabUnitsMax || least > limit) return least;
-  const double all = static_cast<double>(limit) * kUnitBytes;
   std::uint32_t best = least;
   double best_waste = 1;
-  for (std::uint32_t units = least; units <= std::min(kSlabUnitsMax, limit); ++units) {
-    const std::uint64_t slots = limit / units * (units * kUnitBytes / slot_bytes);
-    const double waste = 1 - static_cast<double>(slots * slot_bytes) / all;
+  for (std::uint32_t units = least; units <= std::min(kSlabUnitsMax, limit / 4); ++units) {
+    const std::uint64_t bytes = units * kUnitBytes;
+    const double waste = static_cast<double>(bytes % slot_bytes) / static_cast<double>(bytes);
     if (waste < best_waste) {
       best = units;
       best_waste = waste;
