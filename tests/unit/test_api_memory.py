@@ -235,4 +235,6 @@ def test_books_stay_small() -> None:
         for start in range(0, 15_000, 1000):
             assert space.put(many[start : start + 1000], data).stored == 1000
         stats = pool.stats()
-        assert stats["bytes_index_and_books"] / stats["blocks"] <= 128
+        # The watch over LRU keeps a sample of a fixed size, whatever the pool's.
+        sample_bytes = 200 << 10
+        assert (stats["bytes_index_and_books"] - sample_bytes) / stats["blocks"] <= 128
