@@ -9,16 +9,17 @@ constexpr std::uint32_t kFreeBit = 0x80000000;
 constexpr std::uint32_t kEndOfList = 0x7fffffff;
 constexpr std::uint32_t kSlabUnitsMax = 32;  // 64 MiB; a slot that is larger gets a slab of its own
 
-// The shortest run whose waste is at most 1/32, or the least wasteful one. A slab is what moves
-// between classes, so short is good: emptying it costs evictions and copies.
-std::uint32_t units_for(std::uint64_t slot_bytes) {
+// The shortest run whose waste is at most 1/32 of `limit` units, or the least wasteful one. A slab is
+// what moves between classes, so short is good: emptying it costs evictions and copies.
+std::uint32_t units_for(std::uint64_t slot_bytes, std::uint32_t limit) {
   const auto least = static_cast<std::uint32_t>((slot_bytes + kUnitBytes - 1) / kUnitBytes);
-  if (least >= kSlabUnitsMax) return least;
+  if (least >= kSlabUnitsMax || least > limit) return least;
+  const double all = static_cast<double>(limit) * kUnitBytes;
   std::uint32_t best = least;
   double best_waste = 1;
-  for (std::uint32_t units = least; units <= kSlabUnitsMax; ++units) {
-    const std::uint64_t bytes = units * kUnitBytes;
-    const double waste = static_cast<double>(bytes % slot_bytes) / static_cast<double>(bytes);
+  for (std::uint32_t units = least; units <= std::min(kSlabUnitsMax, limit); ++units) {
+    const std::uint64_t slots = limit / units * (units * kUnitBytes / slot_bytes);
+    const double waste = 1 - static_cast<double>(slots * slot_bytes) / all;
     if (waste < best_waste) {
       best = units;
       best_waste = waste;
@@ -40,7 +41,7 @@ std::optional<ClassId> SlabPool::class_of(std::uint64_t block_bytes) {
   if (classes_.size() >= kClassesMax) return std::nullopt;
   SizeClass made;
   made.slot_bytes = bytes;
-  made.slab_units = units_for(bytes);
+  made.slab_units = units_for(bytes, limit_);
   made.slab_slots = static_cast<std::uint32_t>(made.slab_units * kUnitBytes / bytes);
   classes_.push_back(made);
   return static_cast<ClassId>(classes_.size() - 1);

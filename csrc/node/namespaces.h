@@ -29,6 +29,8 @@ struct Namespace {
 
 class Namespaces {
  public:
+  bool contains(const Hash128& id) const { return by_id_.contains(id); }
+
   Result<Namespace*> open(const Hash128& id, std::uint32_t block_bytes, std::uint32_t size_class) {
     if (auto it = by_id_.find(id); it != by_id_.end()) {
       if (it->second->block_bytes != block_bytes)

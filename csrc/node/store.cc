@@ -14,8 +14,14 @@ constexpr std::uint64_t kGhostBytes = 32;  // at most, by the policy's contract
 constexpr std::uint64_t kGhostsPerBlock = 16;
 constexpr std::uint64_t kGhostShareInverse = 100;  // ghosts take at most 1% of the payload memory
 
+// More than a process has addresses for, and far less than the units a 32-bit number counts.
+constexpr std::uint64_t kPoolBytesMax = 1ull << 46;
+
 std::uint32_t units_of(std::uint64_t bytes) {
   return static_cast<std::uint32_t>((bytes + kUnitBytes - 1) / kUnitBytes);
+}
+std::uint64_t bytes_max_of(const StoreOptions& options) {
+  return units_of(std::max(options.bytes_max, options.bytes_limit)) * kUnitBytes;
 }
 
 }  // namespace
@@ -25,8 +31,12 @@ Result<std::unique_ptr<Store>> Store::create(const StoreOptions& options) {
     return fail(Code::bad_argument, "a pool needs at least " + std::to_string(kUnitBytes) +
                                         " bytes of memory, not " +
                                         std::to_string(options.bytes_limit));
-  const std::uint64_t bytes_max = std::max(options.bytes_max, options.bytes_limit);
-  const std::uint64_t addresses = units_of(bytes_max) * kUnitBytes * kAddressFactor;
+  if (std::max(options.bytes_max, options.bytes_limit) > kPoolBytesMax)
+    return fail(Code::bad_argument,
+                "a pool has at most " + std::to_string(kPoolBytesMax) + " bytes of memory, not " +
+                    std::to_string(std::max(options.bytes_max, options.bytes_limit)));
+  const std::uint64_t bytes_max = bytes_max_of(options);
+  const std::uint64_t addresses = bytes_max * kAddressFactor;
   auto arena = Arena::create("kvpool-arena", addresses);
   if (!arena) return std::unexpected(arena.error());
   // A record for every page the pool may commit: slots are whole pages, so records never run out
@@ -41,7 +51,7 @@ Result<std::unique_ptr<Store>> Store::create(const StoreOptions& options) {
 
 Store::Store(const StoreOptions& options, std::unique_ptr<Arena> arena,
              std::unique_ptr<Arena> index, std::uint32_t records_max)
-    : bytes_max_(std::max(options.bytes_max, options.bytes_limit)),
+    : bytes_max_(bytes_max_of(options)),
       blocks_limit_(options.blocks_limit),
       arena_(std::move(arena)),
       index_memory_(std::move(index)),
@@ -64,6 +74,9 @@ Result<Namespace*> Store::open_namespace(const Hash128& id, std::uint64_t block_
     return fail(Code::bad_argument, "one block of " + std::to_string(block_bytes) +
                                         " bytes does not fit into a pool of at most " +
                                         std::to_string(bytes_max_) + " bytes");
+  // Before a size class is made: there are few of them, and they are never given back.
+  if (namespaces_.contains(id))
+    return namespaces_.open(id, static_cast<std::uint32_t>(block_bytes), 0);
   const auto klass = slabs_.class_of(block_bytes);
   if (!klass)
     return fail(Code::bad_argument,
@@ -88,6 +101,7 @@ void Store::fit_ghosts() {
       smallest = std::min(smallest, slabs_.slot_bytes_of(id));
     blocks = slabs_.class_count() == 0 ? 0 : bytes_limit() / smallest;
   }
+  blocks = std::min<std::uint64_t>(blocks, records_max_);
   policy_->set_ghosts_max(
       std::min(blocks * kGhostsPerBlock, bytes_limit() / kGhostShareInverse / kGhostBytes));
 }

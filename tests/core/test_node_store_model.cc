@@ -136,8 +136,10 @@ class StoreAgainstModel {
     made = {answer.record, space, key, answer.offset, incarnation(space)};
     return true;
   }
-  // No room is an answer only when no block of that size is left that could go.
+  // No room is an answer only when no block of that size is left that could go, or when it would
+  // not help.
   void refused(std::size_t space) {
+    if (limit_ != 0 && store_->zombies() + reserved_.size() >= limit_) return;
     std::set<Place> stays;  // pinned, and what the chain of a pinned block needs
     for (const auto& [place, block] : dict_)
       for (Place at = place; is_pinned(block.record) && dict_.contains(at);
