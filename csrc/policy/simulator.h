@@ -6,7 +6,9 @@
 //   2. the rest is put head to tail: a block that is resident is touched, any other is inserted
 //      after room has been made for it. All blocks of the running request are pinned: taken ones
 //      go back. When nothing else can go, the rest of the request is passed over.
-// So hits here equal the hits of a pool that is called like that, block for block.
+// So hits here equal the hits of a pool that is called like that, block for block, under policies
+// that keep chains. A put pins what is before it in its own call only, so without the chain rule a
+// pool may also evict what the request was just served; its hits then differ by some thousandths.
 //
 // Belady's rule needs the future: its simulator keeps the requests and replays them at finish().
 // It evicts the block whose next use is farthest and does not insert one whose own is no nearer. It

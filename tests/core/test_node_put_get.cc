@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <future>
 
+#include "node/node.h"
 #include "node_cases.h"
 
 namespace kvpool {

@@ -5,6 +5,7 @@
 #include <string>
 #include <thread>
 
+#include "node/node.h"
 #include "node_cases.h"
 
 namespace kvpool {

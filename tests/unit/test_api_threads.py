@@ -45,7 +45,12 @@ def ticks_in_the_middle(call: Callable[[], Any]) -> int:
     return sum(start + margin < tick < end - margin for tick in ticks)
 
 
-@pytest.mark.parametrize("name", ["put", "get_into", "save", "load", "keys", "resize", "remove"])
+# A call lasts some 10 ms: on a busy machine the other thread may not get a processor in that time.
+# One call with a tick in its middle is proof, and one that holds the GIL never gives it.
+CALLS_MAX = 100
+
+
+@pytest.mark.parametrize("name", ["put", "get_into", "save", "load", "keys", "remove"])
 def test_a_long_call_does_not_hold_the_gil(name: str) -> None:
     data = np.ones(BLOCKS * BLOCK_BYTES, np.uint8)
     pages = [data.reshape(BLOCKS, BLOCK_BYTES)]
@@ -54,7 +59,7 @@ def test_a_long_call_does_not_hold_the_gil(name: str) -> None:
         layers = space.layers(pages)
         tokens = np.zeros(MANY, np.int64)
         many = np.zeros(MANY * 16, np.uint8)
-        if name in ("get_into", "load", "resize"):
+        if name in ("get_into", "load"):
             space.put(CHAIN, data)
         calls: dict[str, Callable[[], Any]] = {
             "put": lambda: space.put(CHAIN, data),
@@ -62,10 +67,14 @@ def test_a_long_call_does_not_hold_the_gil(name: str) -> None:
             "save": lambda: space.save(layers, range(BLOCKS), CHAIN),
             "load": lambda: space.load(layers, range(BLOCKS), CHAIN),
             "keys": lambda: space.keys(tokens),
-            "resize": lambda: pool.resize("16MiB"),
             "remove": lambda: space.remove(many),
         }
-        assert ticks_in_the_middle(calls[name]) > 0
+        for _ in range(CALLS_MAX):
+            if name in ("put", "save"):
+                space.remove(CHAIN)
+            if ticks_in_the_middle(calls[name]) > 0:
+                return
+        pytest.fail(f"{name} kept the GIL in each of {CALLS_MAX} calls")
 
 
 def test_the_count_of_ticks_tells_a_call_that_holds_the_gil() -> None:

@@ -1,0 +1,53 @@
+"""What a reader copies works as it stands: the examples, and the code of the README."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.pools import ROOT, run_python
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+SAYS = {
+    "01_embedded_pool.py": [
+        r"engine A: computed \d+, reused \d+ blocks",
+        r"engine B: computed \d+, reused \d+ blocks",
+        r"48 of  48 blocks reused: byte for byte",
+    ],
+    "02_paged_tensors.py": [
+        r"engine A saved 128 blocks",
+        r"engine B loaded 128 blocks",
+        r"the same in both engines",
+    ],
+}
+
+
+def test_every_example_is_known_here() -> None:
+    assert {path.name for path in EXAMPLES} >= set(SAYS)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_runs_as_it_stands(path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(path)],
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
+    for line in SAYS.get(path.name, []):
+        assert re.search(line, done.stdout), done.stdout
+
+
+def test_the_code_of_the_readme_runs() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert blocks
+    for block in blocks:
+        assert run_python(block) == (0, "", "")
