@@ -80,7 +80,7 @@ def token_array(tokens: Sequence[int] | np.ndarray[Any, Any]) -> np.ndarray[Any,
     _check_length(tokens)
     try:
         array = np.asarray(tokens)
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+    except (ValueError, TypeError, OverflowError, RuntimeError) as error:
         raise BadType(f"tokens are not a sequence of integers: {error}") from None
     if array.size == 0 and array.ndim <= 1:
         return np.empty(0, np.uint32)

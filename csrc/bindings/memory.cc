@@ -130,11 +130,12 @@ bool Memory::take_tensor(nb::handle object, const char* name) {
   std::string device;
   bool is_contiguous = false;
   std::uintptr_t address = 0;
+  std::size_t items = 0;
   try {
     device = nb::cast<std::string>(nb::str(object.attr("device").attr("type")));
     is_contiguous = nb::cast<bool>(object.attr("is_contiguous")());
     address = nb::cast<std::uintptr_t>(object.attr("data_ptr")());
-    bytes_ = nb::cast<std::size_t>(object.attr("nbytes"));
+    items = nb::cast<std::size_t>(object.attr("numel")());
     item_bytes_ = nb::cast<std::size_t>(object.attr("element_size")());
   } catch (const std::exception& error) {  // nb::cast_error, or what the object itself raised
     raise_bad_type(std::string(name) + " is " + type_of(object) +
@@ -144,6 +145,8 @@ bool Memory::take_tensor(nb::handle object, const char* name) {
     raise_bad_argument(std::string(name) + " is a tensor on " + device +
                        "; only CPU tensors can be used here");
   if (!is_contiguous) raise_bad_argument(std::string(name) + " must be a contiguous tensor");
+  if (__builtin_mul_overflow(items, item_bytes_, &bytes_))
+    raise_bad_argument(std::string(name) + " is a tensor of more than 2^64 bytes");
   data_ = reinterpret_cast<std::byte*>(address);
   owner_ = nb::borrow(object);
   return true;

@@ -190,6 +190,28 @@ def test_blocks_survive_being_gathered(rng: np.random.Generator) -> None:
         assert all(got(space, [each]) == 1 for each in here)
 
 
+def test_what_is_viewed_stays_where_it_is_while_its_slab_is_wanted_back() -> None:
+    """Of many slabs a few blocks are left, half of them looked at: only the others may be moved."""
+    size = 48 << 10
+    with opened("32MiB") as pool:
+        space = pool.namespace(opaque(block_bytes=size))
+        everything = keys(range(600))
+        space.put(everything, payloads(everything, size))
+        viewed, kept = everything[10::60], everything[40::60]
+        space.remove([each for each in everything if each not in {*viewed, *kept}])
+        views = [space.view([each]) for each in viewed]
+        blocks = [view.__enter__()[0] for view in views]
+        pool.resize("2MiB", timeout=1)
+        pool.resize("32MiB")
+        others = keys(range(1000, 1600))
+        for each in others:  # written to wherever there is room now
+            space.put([each], b"\xee" * size)
+        assert all(block == payload(of, size) for block, of in zip(blocks, viewed, strict=True))
+        for view in views:
+            view.__exit__(None, None, None)
+        assert pool.stats()["blocks_pinned"] == 0
+
+
 def test_the_arena_cannot_be_opened_for_writing_or_resized() -> None:
     gc.collect()  # pools of other tests
     with opened():
