@@ -76,8 +76,7 @@ bool SlabPool::add_slab(ClassId id, std::vector<UnitRun>& punch) {
   used_ += count;
   committed_ += cold;
   while (low_ < state_.size() && state_[low_] == Unit::in_slab) ++low_;
-  const std::uint32_t held = used_ + warming_;
-  if (committed_ + warming_ > limit_) trim(held < limit_ ? limit_ - held : 0, punch);
+  trim_to_limit(count, punch);
 
   SlabId slab_id;
   if (!free_slab_ids_.empty()) {
@@ -163,19 +162,19 @@ void SlabPool::set_draining(SlabId id, bool draining) {
   if (!draining && !slab.listed && slab.taken < classes_[slab.klass].slab_slots) list(id);
 }
 
-void SlabPool::set_limit(std::uint32_t limit, std::vector<UnitRun>& punch) {
-  limit_ = limit;
+void SlabPool::trim_to_limit(std::uint32_t at_most, std::vector<UnitRun>& punch) {
   const std::uint32_t held = used_ + warming_;
-  if (committed_ + warming_ > limit_) trim(held < limit_ ? limit_ - held : 0, punch);
+  trim(held < limit_ ? limit_ - held : 0, at_most, punch);
 }
 
-void SlabPool::trim(std::uint32_t keep, std::vector<UnitRun>& punch) {
+void SlabPool::trim(std::uint32_t keep, std::uint32_t at_most, std::vector<UnitRun>& punch) {
   // From the high end, so that what stays is dense and low.
   for (auto unit = static_cast<std::uint32_t>(state_.size());
-       unit-- > 0 && free_committed() > keep;) {
+       unit-- > 0 && at_most > 0 && free_committed() > keep;) {
     if (state_[unit] != Unit::warm) continue;
     state_[unit] = Unit::cold;
     --committed_;
+    --at_most;
     if (!punch.empty() && punch.back().first == unit + 1) {
       punch.back().first = unit;
       ++punch.back().count;

@@ -91,11 +91,13 @@ class SlabPool {
   std::uint32_t limit() const { return limit_; }
   std::uint32_t committed() const { return committed_; }
   std::uint32_t units_in_slabs() const { return used_; }
-  // Growing is at once. Shrinking gives back free units first (into `punch`); the caller empties
-  // slabs and calls trim() again while committed() > limit().
-  void set_limit(std::uint32_t limit, std::vector<UnitRun>& punch);
-  // Free units backed by pages, down to `keep` of them.
-  void trim(std::uint32_t keep, std::vector<UnitRun>& punch);
+  // Growing is at once. After shrinking the caller empties slabs and trims while committed() >
+  // limit().
+  void set_limit(std::uint32_t limit) { limit_ = limit; }
+  // Takes the pages of free units away, down to `keep` units or what the limit allows, but of
+  // `at_most` units: punching one costs 0.4 ms.
+  void trim(std::uint32_t keep, std::uint32_t at_most, std::vector<UnitRun>& punch);
+  void trim_to_limit(std::uint32_t at_most, std::vector<UnitRun>& punch);
   std::uint32_t free_committed() const { return committed_ - used_; }
   // A free unit without pages that may be committed ahead of need; it is marked as being warmed
   // and is not given out until warmed() says so. Slabs that are cut meanwhile come first: false =

@@ -9,6 +9,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kTendEvery = 50ms;
+constexpr auto kPauseForOthers = 60us;
 constexpr std::uint32_t kEvictionsPerTurn = 64;  // then the lock is let go
 constexpr std::uint32_t kSweepPerTurn = 1024;
 constexpr std::uint64_t kWarmAheadUnits = 16;  // 32 MiB: what a burst of puts finds ready
@@ -75,22 +76,22 @@ Result<std::uint64_t> Node::resize(std::uint64_t bytes, std::uint64_t blocks_lim
                     std::to_string(kUnitBytes) + ".." + std::to_string(store_->bytes_max()));
   Lock lock(mutex_);
   store_->set_limit(bytes, blocks_limit);
-  // One slab at a time, so that others get the lock in between.
-  while (!stopping_ && store_->shrink_step(clock_->now())) {
-    lock.unlock();
-    if (std::chrono::steady_clock::now() >= deadline) {
-      lock.lock();
-      break;
-    }
-    lock.lock();
-  }
+  while (!stopping_ && store_->shrink_step(clock_->now()) &&
+         std::chrono::steady_clock::now() < deadline)
+    let_others_in(lock);
   kick();
   return store_->bytes_committed();
 }
 
 void Node::trim() {
   Lock lock(mutex_);
-  store_->trim();
+  // As much as there is now: what the node's thread makes ahead of need meanwhile is its affair.
+  for (std::uint32_t left = store_->warm_units(); left > 0 && !stopping_;) {
+    const std::uint32_t given = store_->trim_step();
+    if (given == 0) break;
+    left -= std::min(left, given);
+    let_others_in(lock);
+  }
   store_->punch_strays();
 }
 
@@ -141,6 +142,14 @@ NodeStats Node::stats() {
   return stats;
 }
 
+// Between two pieces of a long job. A mutex is not fair: who waits is still waking up when the one
+// who let go has it again, so that pause is given to it.
+void Node::let_others_in(Lock& lock) {
+  lock.unlock();
+  std::this_thread::sleep_for(kPauseForOthers);
+  lock.lock();
+}
+
 void Node::kick() {
   if (kicked_) return;
   kicked_ = true;
@@ -155,9 +164,7 @@ void Node::keep() {
     kicked_ = false;
     if (tend(lock)) {
       // Work is left: let waiting callers in first.
-      lock.unlock();
-      std::this_thread::yield();
-      lock.lock();
+      let_others_in(lock);
       continue;
     }
     idle_ = true;

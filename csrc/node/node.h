@@ -173,6 +173,7 @@ class Node {
   void report_touches(std::span<const Found> found);
   void drain_touches();
 
+  void let_others_in(Lock& lock);
   void kick();  // under the lock
   void keep();
   bool tend(Lock& lock);

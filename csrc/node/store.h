@@ -107,8 +107,8 @@ class Store {
   std::uint32_t warm_units() const { return slabs_.free_committed(); }
   // Gives back pages that late reads brought into ranges that should have none.
   void punch_strays();
-  // Gives back free units that are backed by pages.
-  void trim();
+  // Gives back some of the free units that are backed by pages; how many.
+  std::uint32_t trim_step();
 
   // --- facts ---
   const StoreCounters& counters() const { return counters_; }

@@ -12,6 +12,7 @@ namespace {
 // Slots looked at, in the emptiest slabs, for a slab whose blocks can all be moved: the others hold
 // something pinned. One of them is often the emptiest of all, since nothing else stayed in it.
 constexpr std::size_t kSlotsLookedAt = 16384;
+constexpr std::uint32_t kUnitsPunchedPerStep = 4;  // 1.6 ms
 constexpr double kAnyTemperature = std::numeric_limits<double>::infinity();
 // Records looked at before a reservation evicts, when dropped namespaces still hold some.
 constexpr std::uint32_t kSweepForRoom = 4096;
@@ -244,9 +245,7 @@ bool Store::sweep(std::uint32_t records, Seconds now) {
 }
 
 void Store::set_limit(std::uint64_t bytes, std::uint64_t blocks_limit) {
-  std::vector<UnitRun> runs;
-  slabs_.set_limit(static_cast<std::uint32_t>(bytes / kUnitBytes), runs);
-  punch(runs);
+  slabs_.set_limit(static_cast<std::uint32_t>(bytes / kUnitBytes));
   blocks_limit_ = blocks_limit;
   fit_ghosts();
 }
@@ -255,9 +254,9 @@ bool Store::shrink_step(Seconds now) {
   if (blocks_limit_ != 0 && resident_ > blocks_limit_) return evict_one(now);
   if (slabs_.committed() <= slabs_.limit()) return false;
   std::vector<UnitRun> runs;
-  slabs_.set_limit(slabs_.limit(), runs);
+  slabs_.trim_to_limit(kUnitsPunchedPerStep, runs);
   punch(runs);
-  if (slabs_.committed() <= slabs_.limit()) return false;
+  if (!runs.empty()) return slabs_.committed() > slabs_.limit();
   Classes asked;
   while (const auto donor = coldest_class(asked)) {
     if (free_slab(*donor, kAnyTemperature, now)) return true;
@@ -270,10 +269,12 @@ void Store::warmed(std::uint32_t unit, bool has_pages) {
   if (!slabs_.warmed(unit, has_pages)) punch({{unit, 1}});
 }
 
-void Store::trim() {
+std::uint32_t Store::trim_step() {
+  const std::uint32_t before = warm_units();
   std::vector<UnitRun> runs;
-  slabs_.trim(0, runs);
+  slabs_.trim(0, kUnitsPunchedPerStep, runs);
   punch(runs);
+  return before - warm_units();
 }
 
 void Store::punch_strays() {

@@ -321,6 +321,27 @@ TEST_CASE("room: warm memory stays within the limit, and trim gives it back") {
   CHECK(plain.node->stats().bytes_arena <= 4 * kMiB);
 }
 
+// Under the lock, while others wait for it.
+TEST_CASE("room: memory is given back in small pieces, however much it is") {
+  constexpr std::uint64_t kUnits = 500, kPieceMax = 16;
+  for (const bool shrinks : {true, false}) {
+    StoreOptions options;
+    options.bytes_limit = kUnits * kUnitBytes;
+    const auto store = std::move(*Store::create(options));
+    while (const auto unit = store->start_warming()) store->warmed(*unit, true);
+    REQUIRE(store->warm_units() == kUnits);
+    if (shrinks) store->set_limit(kUnitBytes, 0);
+    REQUIRE(store->warm_units() == kUnits);
+    for (bool more = true; more;) {
+      const std::uint32_t before = store->warm_units();
+      more = shrinks ? store->shrink_step(0) : store->trim_step() > 0;
+      REQUIRE(before - store->warm_units() <= kPieceMax);
+    }
+    CHECK(store->warm_units() == (shrinks ? 1 : 0));
+    store->check_invariants();
+  }
+}
+
 TEST_CASE("room: options beyond what a machine can have are an error that says so") {
   for (const std::uint64_t bytes :
        {std::uint64_t{0}, std::uint64_t{1}, kUnitBytes - 1, std::uint64_t{1} << 46,
