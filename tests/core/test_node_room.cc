@@ -100,7 +100,7 @@ TEST_CASE("room: a hot size keeps its slabs against a flood of cold blocks of an
   }
 }
 
-// Long hot chains, and now and then a cold tail after one: only the tails are colder than the flood.
+// Long hot chains, now and then a cold tail after one: only the tails are colder than the flood.
 TEST_CASE("room: cold tails do not cost a hot chain its slabs") {
   constexpr std::uint64_t kBytes = 32 * kMiB, kHot = 200;
   Pool pool(Pool::plain(kBytes));
