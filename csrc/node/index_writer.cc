@@ -93,11 +93,11 @@ std::uint64_t IndexWriter::withdraw(std::uint32_t number) {
 }
 
 std::uint64_t IndexWriter::move(std::uint32_t number, std::uint64_t offset) {
+  // Never unreadable: while the bytes are at both places, either offset is right under either
+  // generation. The new one sends away who still copies from the old place.
   Record& record = view_.record(number);
-  record.generation.store(0, std::memory_order_relaxed);
-  fence_before_overwrite();
-  record.offset.store(offset, std::memory_order_relaxed);
   fence_before_publish();
+  record.offset.store(offset, std::memory_order_relaxed);
   record.generation.store(++generation_, std::memory_order_release);
   return generation_;
 }
