@@ -176,6 +176,8 @@ void IndexWriter::step(std::uint32_t buckets) {
 
 void IndexWriter::finish_growing() {
   view_.header().root.store(next_root_, std::memory_order_release);
+  // A reader that meets a zero of the old table must see that there is a new one. Free on x86.
+  std::atomic_thread_fence(std::memory_order_release);
   old_root_ = root_;
   wiped_ = 0;
   wipe_left_ = IndexView::buckets(old_root_);
