@@ -179,7 +179,7 @@ bool Store::is_movable(BlockId record) const {
 }
 
 // Moves the blocks of a slab into other slabs of its class. The bytes are copied while the block
-// is readable at its old place; it is unreadable only while its record changes.
+// is readable at its old place, and it is readable throughout.
 bool Store::empty_slab(SlabId slab, const std::vector<std::uint32_t>& owners) {
   const ClassId klass = slabs_.slab_class(slab);
   slabs_.set_draining(slab, true);
