@@ -5,9 +5,7 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
-#include <new>
 #include <string>
-#include <system_error>
 #include <thread>
 
 #include "bindings/bind.h"
@@ -58,15 +56,7 @@ NodeHandle open_node(const OpenRequest& request, std::shared_ptr<ManualClock> ma
     clock = std::move(manual);
   else
     clock = std::make_shared<SystemClock>();
-  std::unique_ptr<Node> node;
-  try {
-    node = value_or_raise(Node::open(options_of(request), std::move(clock)));
-  } catch (const std::bad_alloc&) {
-    throw Raised("NoResource", "the machine refused memory for the books of a pool of " +
-                                   std::to_string(request.dram_max) + " bytes");
-  } catch (const std::system_error& error) {
-    throw Raised("NoResource", std::string("the machine refused a thread: ") + error.what());
-  }
+  auto node = value_or_raise(Node::open(options_of(request), std::move(clock)));
   // In a forked child the locks may be held and the threads are gone: leave everything as it is.
   return {node.release(), [](Node* n) {
             if (n->is_forked()) return;
