@@ -129,8 +129,8 @@ std::uintptr_t base_address(const NodeHandle& node) {
   return reinterpret_cast<std::uintptr_t>(usable(node).arena());
 }
 
-std::uint64_t resize(const NodeHandle& node, std::uint64_t dram, std::uint64_t max_blocks,
-                     nb::handle timeout_s) {
+std::uint64_t resize(const NodeHandle& node, std::optional<std::uint64_t> dram,
+                     std::optional<std::uint64_t> max_blocks, nb::handle timeout_s) {
   Node& open = usable(node);
   const auto deadline = deadline_after(timeout_s);
   const GilReleased released;
@@ -177,6 +177,8 @@ void bind_faults(nb::class_<Node>& type) {
       .def(
           "fault_pause",
           [](const NodeHandle& node, std::string point, double at_most_s) {
+            if (!(at_most_s >= 0 && at_most_s <= kTimeoutMaxSeconds))
+              raise_bad_argument("at_most_s must be 0..86400");
             node->faults().pause(std::move(point),
                                  std::chrono::milliseconds(static_cast<long>(at_most_s * 1000)));
           },
@@ -230,7 +232,7 @@ void bind_node(nb::module_& m) {
       .def_prop_ro("is_closed", [](const NodeHandle& node) { return node->is_closed(); })
       .def_prop_ro("is_forked", [](const NodeHandle& node) { return node->is_forked(); })
       .def_prop_ro("base_address", &base_address)
-      .def("resize", &resize, "dram"_a, "max_blocks"_a, "timeout_s"_a.none())
+      .def("resize", &resize, "dram"_a.none(), "max_blocks"_a.none(), "timeout_s"_a.none())
       .def("trim", &trim)
       .def("stats", &stats)
       .def("settle", &settle, "timeout_s"_a.none(),

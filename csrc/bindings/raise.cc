@@ -14,8 +14,6 @@ void raise_error(const Error& error) {
   switch (error.code) {
     case Code::bad_argument:
       throw Raised("BadArgument", error.message);
-    case Code::closed:
-      throw Raised("PoolClosed", error.message);
     case Code::no_resource:
       throw Raised("NoResource", error.message);
   }

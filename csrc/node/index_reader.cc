@@ -10,7 +10,8 @@ namespace {
 // Between checks: bounds the work spent on a block that is gone, and the pages that a late read
 // brings back into a punched range.
 constexpr std::size_t kCopyChunkBytes = 256 << 10;
-// A record that matches a tag but is unreadable may be in the middle of a move (some 20 ns).
+// A record of that key whose generation changed while it was read was moved (look again) or is
+// leaving (its hint goes in some 20 ns).
 constexpr int kChangingRetries = 64;
 
 }  // namespace

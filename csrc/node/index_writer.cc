@@ -93,11 +93,11 @@ std::uint64_t IndexWriter::withdraw(std::uint32_t number) {
 }
 
 std::uint64_t IndexWriter::move(std::uint32_t number, std::uint64_t offset) {
+  // Never unreadable: while the bytes are at both places, either offset is right under either
+  // generation. The new one sends away who still copies from the old place.
   Record& record = view_.record(number);
-  record.generation.store(0, std::memory_order_relaxed);
-  fence_before_overwrite();
-  record.offset.store(offset, std::memory_order_relaxed);
   fence_before_publish();
+  record.offset.store(offset, std::memory_order_relaxed);
   record.generation.store(++generation_, std::memory_order_release);
   return generation_;
 }
@@ -147,7 +147,7 @@ bool IndexWriter::find(const Hash128& key, std::uint32_t incarnation, std::uint3
 }
 
 void IndexWriter::start_growing(std::uint64_t log2) {
-  while (wipe_left_ != 0) step(1u << 16);  // the region to be filled must be empty
+  KVP_CHECK(wipe_left_ == 0);  // the region to be filled must be empty
   next_root_ = ((root_ >> 8) + 1) << 8 | log2;
   copied_ = 0;
 }
@@ -176,6 +176,8 @@ void IndexWriter::step(std::uint32_t buckets) {
 
 void IndexWriter::finish_growing() {
   view_.header().root.store(next_root_, std::memory_order_release);
+  // A reader that meets a zero of the old table must see that there is a new one. Free on x86.
+  std::atomic_thread_fence(std::memory_order_release);
   old_root_ = root_;
   wiped_ = 0;
   wipe_left_ = IndexView::buckets(old_root_);

@@ -41,7 +41,8 @@ class IndexWriter {
   Fields fields(std::uint32_t record) const;
   // The record stops being readable; returns the generation it had.
   std::uint64_t withdraw(std::uint32_t record);
-  // After the slot's bytes were copied elsewhere: same key, new place, new generation.
+  // After the slot's bytes were copied elsewhere: same key, new place, new generation. The record
+  // stays readable throughout; the old place may be written again after the next fence.
   std::uint64_t move(std::uint32_t record, std::uint64_t offset);
 
   // False: no place within kProbeMax buckets and the table cannot grow.

@@ -9,6 +9,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kTendEvery = 50ms;
+constexpr auto kPauseForOthers = 60us;
 constexpr std::uint32_t kEvictionsPerTurn = 64;  // then the lock is let go
 constexpr std::uint32_t kSweepPerTurn = 1024;
 constexpr std::uint64_t kWarmAheadUnits = 16;  // 32 MiB: what a burst of puts finds ready
@@ -66,39 +67,41 @@ std::uint64_t Node::drop_namespace(Namespace& space) {
   return blocks;
 }
 
-Result<std::uint64_t> Node::resize(std::uint64_t bytes, std::uint64_t blocks_limit,
-                                   Deadline deadline) {
-  bytes = (bytes + kUnitBytes - 1) / kUnitBytes * kUnitBytes;
+Result<std::uint64_t> Node::resize(std::optional<std::uint64_t> new_bytes,
+                                   std::optional<std::uint64_t> blocks_limit, Deadline deadline) {
+  Lock lock(mutex_);
+  const std::uint64_t asked = new_bytes.value_or(store_->bytes_limit());
+  const std::uint64_t bytes = (asked + kUnitBytes - 1) / kUnitBytes * kUnitBytes;
   if (bytes < kUnitBytes || bytes > store_->bytes_max())
     return fail(Code::bad_argument,
                 "cannot resize to " + std::to_string(bytes) + " bytes: this pool was opened for " +
                     std::to_string(kUnitBytes) + ".." + std::to_string(store_->bytes_max()));
-  Lock lock(mutex_);
-  store_->set_limit(bytes, blocks_limit);
-  // One slab at a time, so that others get the lock in between.
-  while (!stopping_ && store_->shrink_step(clock_->now())) {
-    lock.unlock();
-    if (std::chrono::steady_clock::now() >= deadline) {
-      lock.lock();
-      break;
-    }
-    lock.lock();
-  }
+  store_->set_limit(bytes, blocks_limit.value_or(store_->blocks_limit()));
+  while (!stopping_ && store_->shrink_step(clock_->now()) &&
+         std::chrono::steady_clock::now() < deadline)
+    let_others_in(lock);
   kick();
   return store_->bytes_committed();
 }
 
 void Node::trim() {
   Lock lock(mutex_);
-  store_->trim();
+  // As much as there is now: what the node's thread makes ahead of need meanwhile is its affair.
+  for (std::uint32_t left = store_->warm_units(); left > 0 && !stopping_;) {
+    const std::uint32_t given = store_->trim_step();
+    if (given == 0) break;
+    left -= std::min(left, given);
+    let_others_in(lock);
+  }
   store_->punch_strays();
 }
 
-double Node::temperature(const Namespace& space, const Hash128& key) {
+std::optional<double> Node::temperature(const Namespace& space, const Hash128& key) {
   Lock lock(mutex_);
   drain_touches();
   BlockId record = kNoBlock;
-  return store_->find(space, key, record) ? store_->temperature(record) : 0;
+  if (!store_->find(space, key, record)) return std::nullopt;
+  return store_->temperature(record);
 }
 
 void Node::check_invariants() {
@@ -141,6 +144,14 @@ NodeStats Node::stats() {
   return stats;
 }
 
+// Between two pieces of a long job. A mutex is not fair: who waits is still waking up when the one
+// who let go has it again, so that pause is given to it.
+void Node::let_others_in(Lock& lock) {
+  lock.unlock();
+  std::this_thread::sleep_for(kPauseForOthers);
+  lock.lock();
+}
+
 void Node::kick() {
   if (kicked_) return;
   kicked_ = true;
@@ -155,9 +166,7 @@ void Node::keep() {
     kicked_ = false;
     if (tend(lock)) {
       // Work is left: let waiting callers in first.
-      lock.unlock();
-      std::this_thread::yield();
-      lock.lock();
+      let_others_in(lock);
       continue;
     }
     idle_ = true;

@@ -2,6 +2,22 @@
 #include "node/node.h"
 
 namespace kvpool {
+namespace {
+
+PutStatus refusal(NoRoom why) {
+  switch (why) {
+    case NoRoom::index_full:
+      return PutStatus::pool_index;
+    case NoRoom::too_large:
+      return PutStatus::too_large;
+    case NoRoom::none:
+    case NoRoom::pool_pinned:
+      break;
+  }
+  return PutStatus::pool_pinned;
+}
+
+}  // namespace
 
 // What one put holds while it runs: its blocks so far, none of which may be evicted to make room
 // for a later one, and the incarnation they belong to.
@@ -100,7 +116,11 @@ PutStatus Node::reserve_locked(Lock& lock, const PutRequest& request, const Hash
       case Outcome::present:
         return PutStatus::present;
       case Outcome::no_room:
-        return reserved.why == NoRoom::index_full ? PutStatus::pool_index : PutStatus::pool_pinned;
+        return refusal(reserved.why);
+      case Outcome::again:
+        if (std::chrono::steady_clock::now() >= request.deadline) return PutStatus::timed_out;
+        let_others_in(lock);
+        break;
       case Outcome::pending:
         if (settled_.wait_until(lock, request.deadline) == std::cv_status::timeout)
           return PutStatus::timed_out;

@@ -10,6 +10,7 @@
 #include <thread>
 #include <unordered_map>
 
+#include "core_interrupt.h"
 #include "node/index_reader.h"
 #include "node/index_writer.h"
 #include "node_parts.h"
@@ -177,6 +178,51 @@ TEST_CASE("index: a present key is found at every moment of growth") {
   MESSAGE("asked " << asked.load() << " times during " << growths.load() << " growths");
   CHECK(growths >= test::scaled(60) * 5);
   CHECK(asked > 1000);
+  CHECK(missed == 0);
+}
+
+struct Look {
+  const Index& index;
+  std::uint64_t count, missed = 0;
+
+  static void at_all(void* context) {
+    Look& look = *static_cast<Look*>(context);
+    const IndexReader reader = look.index.reader();
+    Found found;
+    for (std::uint64_t n = 0; n < look.count; ++n)
+      look.missed += !reader.find(key_of(n), kSpace, found) || found.record != n;
+  }
+};
+
+TEST_CASE("index: a present key is found wherever the writer stops") {
+  test::Random random("index interrupts");
+  constexpr std::uint32_t kRecords = 3'000, kSteady = 200;
+  const std::uint64_t looks_before = test::Interrupts::count();
+  std::uint64_t missed = 0, growths = 0;
+  for (std::size_t round = 0; round < test::scaled(100); ++round) {
+    Index index(kRecords, 16 * kMiB, random.engine()());
+    Entries entries(index, kRecords);
+    for (std::uint64_t n = 0; n < kSteady; ++n) REQUIRE(entries.insert(key_of(n)));
+    Look look{index, kSteady};
+    {
+      const test::Interrupts interrupts(Look::at_all, &look);
+      std::uint64_t oldest = kSteady;
+      for (std::uint64_t n = kSteady; !entries.is_full(); ++n) {
+        REQUIRE(entries.insert(key_of(n)));
+        if (n % 4 != 0) continue;
+        std::uint32_t record = 0;
+        REQUIRE(index.writer->find(key_of(oldest), kSpace, record));
+        entries.erase(key_of(oldest++), record);
+      }
+      while (index.writer->growing()) index.writer->step(1);
+    }
+    missed += look.missed;
+    growths += (index.root() >> 8) - 1;
+  }
+  const std::uint64_t looks = test::Interrupts::count() - looks_before;
+  MESSAGE("growths " << growths << ", looked " << looks << " times, missed " << missed);
+  CHECK(growths >= test::scaled(100) * 3);
+  CHECK(looks > 0);
   CHECK(missed == 0);
 }
 

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <thread>
 
+#include "core_interrupt.h"
 #include "node/store.h"
 #include "node_parts.h"
 
@@ -288,6 +289,61 @@ TEST_CASE("litmus: a store that evicts and moves and resizes and drops gives not
   CHECK(did.blocks_moved > 0);
   CHECK(did.slabs_moved > 0);
   CHECK(counts.wrong == 0);
+}
+
+// One block in seven stays, so that nearly all of them have to move while the pool shrinks.
+void move_all(Store& store, Namespace& space, std::uint64_t count) {
+  for (std::uint64_t n = 0; n < count; ++n) {
+    BlockId record = kNoBlock;
+    REQUIRE(store.find(space, key_of(n), record));
+    if (n % 7 != 0) store.remove(record, 0);
+  }
+  for (std::uint64_t units = store.bytes_limit() / kUnitBytes; units-- > 1;) {
+    store.set_limit(units * kUnitBytes, 0);
+    while (store.shrink_step(0)) {
+    }
+  }
+}
+
+struct Look {
+  const Store& store;
+  const Namespace& space;
+  std::uint64_t count, missed = 0;
+
+  static void at_all(void* context) {
+    Look& look = *static_cast<Look*>(context);
+    const IndexReader reader(look.store.view());
+    Found found;
+    for (std::uint64_t n = 0; n < look.count; n += 7)
+      look.missed += !reader.find(key_of(n), look.space.incarnation, found);
+  }
+};
+
+TEST_CASE("litmus: a block is found wherever its writer stops while it moves it") {
+  constexpr std::uint64_t kCount = 3'500;
+  const std::uint64_t looks_before = test::Interrupts::count();
+  std::uint64_t moved = 0, missed = 0;
+  for (std::size_t round = 0; round < test::scaled(200); ++round) {
+    StoreOptions options;
+    options.bytes_limit = 8 * kUnitBytes;
+    const auto store = std::move(*Store::create(options));
+    Namespace& space = **store->open_namespace(key_of(~1ull), 4 * kKiB);
+    for (std::uint64_t n = 0; n < kCount; ++n)
+      store->commit(store->reserve(space, key_of(n), 0).record, {}, kNoBlock, 0);
+    Look look{*store, space, kCount};
+    {
+      const test::Interrupts interrupts(Look::at_all, &look);
+      move_all(*store, space, kCount);
+    }
+    missed += look.missed;
+    moved += store->counters().blocks_moved;
+    REQUIRE(store->counters().evictions == 0);
+  }
+  const std::uint64_t looks = test::Interrupts::count() - looks_before;
+  MESSAGE("moved " << moved << ", looked " << looks << " times, missed " << missed);
+  CHECK(moved > test::scaled(200) * 100);
+  CHECK(looks > 0);
+  CHECK(missed == 0);
 }
 
 TEST_CASE("litmus: a slot written again while its record is readable is caught") {
