@@ -334,31 +334,46 @@ def test_a_chain_whose_head_was_dropped_while_its_put_waited_is_not_continued(
     assert not any(is_there(space, each) for each in (SOME[0], *SOME[2:]))
 
 
-@pytest.mark.parametrize("how", ["commit", "abort"])
+@pytest.mark.parametrize("how", ["commit", "abort", "put"])
 def test_a_put_that_waits_is_woken_and_does_not_look_now_and_then(
     space: kvpool.Namespace, how: str
 ) -> None:
+    node = space.pool._node
+
+    def put(each: bytes) -> tuple[kvpool.PutResult, float]:
+        return space.put([each], payload(each), timeout=30), time.monotonic()
+
     waits_s = []
     for number in range(21):
-        slot = space.reserve(key(number))
-        thread, answers = in_thread(
-            lambda number=number: (
-                space.put([key(number)], payload(key(number)), timeout=30),
-                time.monotonic(),
-            )
-        )
+        each = key(number)
+        if how == "put":
+            node.fault_pause("put.commit", 30)
+            first, _ = in_thread(lambda each=each: put(each))
+            wait_until(lambda: node.fault_waiting("put.commit") == 1)
+        else:
+            slot = space.reserve(each)
+            fill_slot(slot, each)
+        second, answers = in_thread(lambda each=each: put(each))
         time.sleep(0.003)
-        if how == "commit":
-            assert slot.buffer is not None
-            slot.buffer[:] = payload(key(number))
         start = time.monotonic()
-        slot.commit() if how == "commit" else slot.abort()
-        thread.join()
+        if how == "put":
+            node.fault_resume("put.commit")
+            first.join()
+        elif how == "commit":
+            slot.commit()
+        else:
+            slot.abort()
+        second.join()
         result, end = answers[0]
         assert result.no_room == 0
         waits_s.append(end - start)
     # The pool's own thread comes round every 50 ms: half of the waits would be longer than this.
     assert sorted(waits_s)[10] < 0.02
+
+
+def fill_slot(slot: kvpool.Slot, of: bytes) -> None:
+    assert slot.buffer is not None
+    slot.buffer[:] = payload(of)
 
 
 def test_many_writers_of_one_chain_store_it_once(space: kvpool.Namespace) -> None:
