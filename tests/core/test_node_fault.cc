@@ -204,6 +204,27 @@ TEST_CASE("fault: pages that the machine refuses are a reason, not a crash, and 
   }
 }
 
+TEST_CASE("fault: no writer relies on pages that another one is still making") {
+  StoreOptions options;
+  options.bytes_limit = 2 * kUnitBytes;
+  const auto store = std::move(*Store::create(options));
+  Namespace& space = **store->open_namespace(key_of(~1ull), kBlock);
+  const auto reserve = [&](std::uint64_t n) { return store->reserve(space, key_of(n), 0); };
+  const auto first = reserve(1), second = reserve(2);
+  CHECK(first.makes_slab);
+  CHECK(first.pages_bytes == kUnitBytes);
+  CHECK_FALSE(second.makes_slab);
+  CHECK(second.pages_offset == second.offset);
+  CHECK(second.pages_bytes == kBlock);
+  store->pages_made(first.record, false);
+  store->abort(first.record);
+  const auto third = reserve(3);  // the first one was refused, so this one tries again
+  CHECK(third.makes_slab);
+  store->pages_made(third.record, true);
+  CHECK(reserve(4).pages_bytes == 0);
+  store->check_invariants();
+}
+
 TEST_CASE("fault: a node that is refused pages comes to rest, and takes no processor time") {
   for (const Prefault prefault : {Prefault::ahead, Prefault::all}) {
     NodeOptions options = Pool::plain(512 * kMiB);
