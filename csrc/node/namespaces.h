@@ -62,6 +62,10 @@ class Namespaces {
 
   // nullptr: dropped since.
   Namespace* of(std::uint32_t incarnation) const { return by_incarnation_[incarnation]; }
+  template <typename Visit>
+  void for_each(Visit visit) const {
+    for (const auto& [id, space] : by_id_) visit(*space);
+  }
   std::size_t count() const { return by_id_.size(); }
   std::size_t bytes() const { return by_incarnation_.size() * sizeof(Namespace*); }
 

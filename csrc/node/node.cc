@@ -52,6 +52,9 @@ void Node::close() {
   work_.notify_all();
   settled_.notify_all();
   for (std::thread& thread : threads) thread.join();
+  // A namespace or a view that is still held keeps this object, but not the memory of the pool.
+  Lock lock(mutex_);
+  while (store_->empty_step(clock_->now())) let_others_in(lock);
 }
 
 Result<Namespace*> Node::open_namespace(const Hash128& id, std::uint64_t block_bytes) {

@@ -106,8 +106,12 @@ PutStatus Node::store_block(Lock& lock, Call& call, std::size_t index, BlockSour
 PutStatus Node::reserve_locked(Lock& lock, const PutRequest& request, const Hash128& key,
                                Store::Reserved& reserved) {
   using Outcome = Store::Reserved::Outcome;
+  const std::uint32_t incarnation = request.space.incarnation.load(std::memory_order_relaxed);
   for (;;) {
     if (stopping_) return PutStatus::failed;
+    // Dropped during a wait: what came before in this chain is gone.
+    if (request.space.incarnation.load(std::memory_order_relaxed) != incarnation)
+      return PutStatus::dropped;
     if (faults_.fires("put.reserve")) return PutStatus::failed;
     reserved = store_->reserve(request.space, key, clock_->now());
     switch (reserved.outcome) {

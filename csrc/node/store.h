@@ -112,6 +112,9 @@ class Store {
   void punch_strays();
   // Gives back some of the free units that are backed by pages; how many.
   std::uint32_t trim_step();
+  // A piece of dropping everything and giving all memory back but what is pinned or being written.
+  // False: done.
+  bool empty_step(Seconds now);
 
   // --- facts ---
   const StoreCounters& counters() const { return counters_; }

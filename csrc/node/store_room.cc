@@ -280,6 +280,13 @@ std::uint32_t Store::trim_step() {
   return before - warm_units();
 }
 
+bool Store::empty_step(Seconds now) {
+  namespaces_.for_each([&](Namespace& space) {
+    if (space.blocks > 0) drop(space);
+  });
+  return sweep(kSweepForRoom, now) || trim_step() > 0;
+}
+
 void Store::punch_strays() {
   // A margin for pages that a slab's first writer has made and the books do not know yet.
   if (arena_->committed_bytes() <= bytes_committed() + kUnitBytes) return;
