@@ -7,9 +7,9 @@
 
 namespace kvpool::testing {
 
-// The same run every time, unless KVPOOL_TEST_SEED says another. Known: with 1325774122 the model of
-// "half-life that follows" and the policy differ by 0.02 half-lives about one victim; one seed in
-// some two hundred does that, and it is not understood yet.
+// The same run every time, unless KVPOOL_TEST_SEED says another. Known: with 1325774122 the model
+// of "half-life that follows" and the policy differ by 0.02 half-lives about one victim; one seed
+// in some two hundred does that, and it is not understood yet.
 inline std::uint64_t seed() {
   static const std::uint64_t chosen = [] {
     const char* given = std::getenv("KVPOOL_TEST_SEED");
