@@ -425,6 +425,32 @@ void run_against_model(const char* name, const std::vector<Shape>& shapes, std::
   }
 }
 
+TEST_CASE("store: a use that arrives after its block is gone heats nobody else") {
+  StoreOptions options;
+  options.bytes_limit = kUnitBytes;
+  const auto store = std::move(*Store::create(options));
+  Namespace& space = **store->open_namespace(key_of(~1ull), 4 * kKiB);
+  const auto put = [&](std::uint64_t n) {
+    const BlockId record = store->reserve(space, key_of(n), 0).record;
+    store->commit(record, {}, kNoBlock, 0);
+    return record;
+  };
+  const auto generation_of = [&](BlockId record) {
+    return store->view().record(record).generation.load();
+  };
+  const BlockId gone = put(1);
+  const std::uint64_t old = generation_of(gone);
+  store->remove(gone, 0);
+  const BlockId record = put(2);
+  REQUIRE(record == gone);
+  const double before = store->temperature(record);
+  store->touch(record, old, 1);
+  store->touch(record + 1, old, 1);  // a record that was never used
+  CHECK(store->temperature(record) == before);
+  store->touch(record, generation_of(record), 1);
+  CHECK(store->temperature(record) > before);
+}
+
 TEST_CASE("store: one block size against a dict and lists, under every policy") {
   std::vector<Shape> shapes;
   for (const PolicyKind policy : kPolicyKinds) shapes.push_back({2, 0, policy, {200 * kKiB}});
