@@ -68,9 +68,12 @@ def _listed(kv_layers: Sequence[Any]) -> list[Any]:
     if not hasattr(kv_layers, "__len__") or isinstance(kv_layers, (str, bytes, dict)):
         raise BadType(f"kv_layers is {kind}; it must be a list of tensors")
     try:
-        return list(islice(kv_layers, LAYERS_MAX))
+        layers = list(islice(kv_layers, LAYERS_MAX + 1))
     except Exception as error:  # whatever a foreign sequence raises
         raise BadType(f"kv_layers is {kind} and cannot be read as a list: {error}") from error
+    if len(layers) > LAYERS_MAX:
+        raise BadArgument(f"got more than {LAYERS_MAX} layers")
+    return layers
 
 
 def _dims(manifest: Manifest, dims: str | None, *, rank: int, split: bool) -> list[str]:

@@ -31,13 +31,14 @@ class Reason(enum.IntEnum):
     """Why a block was not stored; NONE for one that was, or was there already."""
 
     NONE = 0
-    POOL_PINNED = 2  # all that could make room is being read or written
+    POOL_PINNED = 2  # nothing more can go: it is being read or written
     INDEX_FULL = 3  # the index has no place for this key
     CHAIN_BROKEN = 4  # a block before it in the same call was not stored
     TIMED_OUT = 5  # another writer of this key did not finish in time
     DROPPED = 6  # the namespace was dropped meanwhile
     NO_MEMORY = 7  # the machine has no pages for it
     FAILED = 8  # the writer gave up, the pool was closed meanwhile, or a test injected a fault
+    TOO_LARGE = 9  # the block is larger than the pool is now
 
 
 class Hit(NamedTuple):

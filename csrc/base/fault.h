@@ -26,8 +26,8 @@ class FaultPoints {
   std::uint64_t hits(std::string_view point) const;     // passes that failed or waited
   std::uint64_t waiting(std::string_view point) const;  // passes that wait now
 
-  // At the point itself: true = this step fails. Never called with the node's lock held where the
-  // point may be paused.
+  // At the point itself: true = this step fails. put.reserve and get.acquire are asked under
+  // the node's lock and must not be paused.
   bool fires(const char* point) {
     return armed_.load(std::memory_order_relaxed) && fires_slowly(point);
   }

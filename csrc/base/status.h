@@ -13,8 +13,6 @@ namespace kvpool {
 enum class Code : std::uint8_t {
   // the request: fix the call
   bad_argument,
-  // the pool: nothing more can be done with it
-  closed,
   // the machine: it refused memory, a descriptor or a mapping
   no_resource,
 };

@@ -21,8 +21,7 @@ namespace {
 
 using nb::literals::operator""_a;
 
-// Releasing the GIL costs 0.1 us and may cost a turn of the others: not for work of less than 10
-// us.
+// Releasing the GIL costs 0.1 us and may cost a turn of the others: not for less than 10 us.
 constexpr std::size_t kHashesForGil = 128;       // chained or folded with SHA-256
 constexpr std::size_t kBytesForGil = 256 << 10;  // summed with XXH3
 

@@ -19,8 +19,9 @@ namespace nb = nanobind;
 enum class Access : std::uint8_t { read, write };
 
 // The bytes of one object: anything with the buffer protocol, C-contiguous, or a torch CPU tensor.
-// The object cannot be resized or freed while this lives. Arrays of Python objects are refused:
-// their items are pointers, which must neither be stored nor overwritten.
+// What has the buffer protocol cannot be resized or freed while this lives. A tensor is only kept
+// alive: that nobody gives it other storage meanwhile is the caller's promise. Arrays of Python
+// objects are refused: their items are pointers, which must neither be stored nor overwritten.
 class Memory {
  public:
   // `name`: what the caller calls it, for messages. Raises BadType or BadArgument.

@@ -5,9 +5,7 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
-#include <new>
 #include <string>
-#include <system_error>
 #include <thread>
 
 #include "bindings/bind.h"
@@ -58,15 +56,7 @@ NodeHandle open_node(const OpenRequest& request, std::shared_ptr<ManualClock> ma
     clock = std::move(manual);
   else
     clock = std::make_shared<SystemClock>();
-  std::unique_ptr<Node> node;
-  try {
-    node = value_or_raise(Node::open(options_of(request), std::move(clock)));
-  } catch (const std::bad_alloc&) {
-    throw Raised("NoResource", "the machine refused memory for the books of a pool of " +
-                                   std::to_string(request.dram_max) + " bytes");
-  } catch (const std::system_error& error) {
-    throw Raised("NoResource", std::string("the machine refused a thread: ") + error.what());
-  }
+  auto node = value_or_raise(Node::open(options_of(request), std::move(clock)));
   // In a forked child the locks may be held and the threads are gone: leave everything as it is.
   return {node.release(), [](Node* n) {
             if (n->is_forked()) return;
@@ -139,8 +129,8 @@ std::uintptr_t base_address(const NodeHandle& node) {
   return reinterpret_cast<std::uintptr_t>(usable(node).arena());
 }
 
-std::uint64_t resize(const NodeHandle& node, std::uint64_t dram, std::uint64_t max_blocks,
-                     nb::handle timeout_s) {
+std::uint64_t resize(const NodeHandle& node, std::optional<std::uint64_t> dram,
+                     std::optional<std::uint64_t> max_blocks, nb::handle timeout_s) {
   Node& open = usable(node);
   const auto deadline = deadline_after(timeout_s);
   const GilReleased released;
@@ -187,6 +177,8 @@ void bind_faults(nb::class_<Node>& type) {
       .def(
           "fault_pause",
           [](const NodeHandle& node, std::string point, double at_most_s) {
+            if (!(at_most_s >= 0 && at_most_s <= kTimeoutMaxSeconds))
+              raise_bad_argument("at_most_s must be 0..86400");
             node->faults().pause(std::move(point),
                                  std::chrono::milliseconds(static_cast<long>(at_most_s * 1000)));
           },
@@ -240,7 +232,7 @@ void bind_node(nb::module_& m) {
       .def_prop_ro("is_closed", [](const NodeHandle& node) { return node->is_closed(); })
       .def_prop_ro("is_forked", [](const NodeHandle& node) { return node->is_forked(); })
       .def_prop_ro("base_address", &base_address)
-      .def("resize", &resize, "dram"_a, "max_blocks"_a, "timeout_s"_a.none())
+      .def("resize", &resize, "dram"_a.none(), "max_blocks"_a.none(), "timeout_s"_a.none())
       .def("trim", &trim)
       .def("stats", &stats)
       .def("settle", &settle, "timeout_s"_a.none(),

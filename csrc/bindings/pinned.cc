@@ -26,8 +26,11 @@ class Pinned {
 
   void release() {
     if (leases_.empty() || node_->is_forked()) return;
-    node_->release(leases_);
-    leases_.clear();
+    // Emptied first: without the GIL another thread may come by.
+    std::vector<Lease> leases;
+    leases.swap(leases_);
+    const GilReleased released;
+    node_->release(leases);
   }
 
   int export_arena(PyObject* self, Py_buffer* buffer, int flags) {
@@ -68,7 +71,9 @@ class Reservation {
   Reservation(const Reservation&) = delete;
   Reservation& operator=(const Reservation&) = delete;
   ~Reservation() {
-    if (open_ && !space_.node->is_forked()) space_.node->abort(ticket_);
+    if (!open_ || space_.node->is_forked()) return;
+    const GilReleased released;
+    space_.node->abort(ticket_);
   }
 
   std::uint8_t commit() {

@@ -38,13 +38,15 @@ class BufferSource final : public BlockSource {
 
 class BufferSink final : public BlockSink {
  public:
-  explicit BufferSink(const Places& places) : places_(places) {}
+  BufferSink(const Places& places, std::size_t block_bytes)
+      : places_(places), block_bytes_(block_bytes) {}
   bool deliver(std::size_t index, const IndexReader& reader, const Found& found) override {
-    return reader.copy(found, places_.at(index));
+    return found.bytes == block_bytes_ && reader.copy(found, places_.at(index));
   }
 
  private:
   const Places& places_;
+  std::size_t block_bytes_;
 };
 
 class PagedSource final : public BlockSource {
@@ -69,6 +71,7 @@ class PagedSink final : public BlockSink {
   PagedSink(const CopyPlan& plan, std::span<const std::int64_t> pages)
       : plan_(plan), pages_(pages) {}
   bool deliver(std::size_t index, const IndexReader& reader, const Found& found) override {
+    if (found.bytes != plan_.block_bytes()) return false;
     struct Question {
       const IndexReader& reader;
       const Found& found;
@@ -120,7 +123,7 @@ std::size_t get_into(const SpaceHandle& self, nb::handle keys_object, nb::handle
   const Keys keys(keys_object, Keys::Hold::in_place);
   const Places places(out, Access::write, "out",
                       {keys.count(), self.space->block_bytes, stride, offsets});
-  BufferSink sink(places);
+  BufferSink sink(places, self.space->block_bytes);
   const GilReleased released;
   return node.get(*self.space, keys.span(), sink);
 }
@@ -201,7 +204,6 @@ std::optional<double> temperature(const SpaceHandle& self, nb::handle key) {
   Node& node = self.use();
   const Hash128 name = one_key(key, "key");
   const GilReleased released;
-  if (node.lookup(*self.space, {&name, 1}, nullptr) == 0) return std::nullopt;
   return node.temperature(*self.space, name);
 }
 

@@ -1,8 +1,8 @@
 // One run of addresses whose physical pages come and go: a memfd, mapped once.
 //
 // Promises:  1. base() never changes while pages are committed and given back;
-//            2. the file can neither grow nor shrink (sealed) and is mode 0400: whoever is handed
-//               its descriptor can map it for reading only, and another uid cannot reopen it;
+//            2. the file can neither grow nor shrink (sealed) and is mode 0400, so another uid
+//               cannot reopen it. Our own descriptor is writable and is never to be handed out;
 //            3. pages that were punched read as zeros.
 // Relies on: the caller, to never punch what a reader may still be looking at.
 // Thread-safe: every call is a system call on a range; the caller keeps ranges apart.
@@ -35,7 +35,8 @@ class Arena {
   // machine has no memory for them; nothing is lost, and touching them later may kill the process.
   bool commit(std::uint64_t offset, std::uint64_t bytes);
   // The same with huge pages, which needs no system setting but Linux 6.1. Only for ranges that
-  // hold nothing yet: collapsing a filled range costs 5 ms per unit. False: 4 KiB pages are there.
+  // hold nothing yet: collapsing a filled range costs 5 ms per unit. False: some unit
+  // has ordinary pages or none; commit() tells.
   bool commit_huge(std::uint64_t offset, std::uint64_t bytes);
   // Gives the pages back to the system. Whole pages only.
   void punch(std::uint64_t offset, std::uint64_t bytes);

@@ -76,6 +76,7 @@ bool SlabPool::add_slab(ClassId id, std::vector<UnitRun>& punch) {
   used_ += count;
   committed_ += cold;
   while (low_ < state_.size() && state_[low_] == Unit::in_slab) ++low_;
+  high_ = std::max(high_, *first + count);
   trim_to_limit(count, punch);
 
   SlabId slab_id;
@@ -169,10 +170,10 @@ void SlabPool::trim_to_limit(std::uint32_t at_most, std::vector<UnitRun>& punch)
 
 void SlabPool::trim(std::uint32_t keep, std::uint32_t at_most, std::vector<UnitRun>& punch) {
   // From the high end, so that what stays is dense and low.
-  for (auto unit = static_cast<std::uint32_t>(state_.size());
-       unit-- > 0 && at_most > 0 && free_committed() > keep;) {
+  for (auto unit = high_; unit-- > 0 && at_most > 0 && free_committed() > keep;) {
     if (state_[unit] != Unit::warm) continue;
     state_[unit] = Unit::cold;
+    cold_from_ = std::min(cold_from_, unit);
     --committed_;
     --at_most;
     if (!punch.empty() && punch.back().first == unit + 1) {
@@ -186,9 +187,11 @@ void SlabPool::trim(std::uint32_t keep, std::uint32_t at_most, std::vector<UnitR
 
 std::optional<std::uint32_t> SlabPool::start_warming() {
   if (committed_ + warming_ >= limit_) return std::nullopt;
-  for (auto unit = low_; unit < state_.size(); ++unit) {
+  for (auto unit = cold_from_; unit < state_.size(); ++unit) {
     if (state_[unit] != Unit::cold) continue;
     state_[unit] = Unit::warming;
+    cold_from_ = unit + 1;
+    high_ = std::max(high_, unit + 1);
     ++warming_;
     return unit;
   }
@@ -200,13 +203,16 @@ bool SlabPool::warmed(std::uint32_t unit, bool has_pages) {
   --warming_;
   const bool is_kept = has_pages && committed_ + warming_ < limit_;
   state_[unit] = is_kept ? Unit::warm : Unit::cold;
-  if (is_kept) ++committed_;
+  if (is_kept)
+    ++committed_;
+  else
+    cold_from_ = std::min(cold_from_, unit);
   return is_kept;
 }
 
 std::vector<UnitRun> SlabPool::empty_units() const {
   std::vector<UnitRun> runs;
-  for (std::uint32_t unit = 0; unit < state_.size(); ++unit) {
+  for (std::uint32_t unit = 0; unit < high_; ++unit) {
     if (state_[unit] != Unit::cold) continue;
     if (!runs.empty() && runs.back().first + runs.back().count == unit)
       ++runs.back().count;
@@ -269,6 +275,7 @@ void SlabPool::free_slab(SlabId id) {
   klass.slots -= klass.slab_slots;
   --klass.slabs;
   low_ = std::min(low_, slab.first_unit);
+  if (slab.pages != Pages::present) cold_from_ = std::min(cold_from_, slab.first_unit);
   slabs_[id].reset();
   free_slab_ids_.push_back(id);
 }
@@ -303,6 +310,10 @@ void SlabPool::check_invariants() const {
     in_slab += state == Unit::in_slab;
   }
   KVP_CHECK(in_slab == used && used == used_ && warming == warming_);
+  for (std::uint32_t unit = 0; unit < std::min<std::size_t>(cold_from_, state_.size()); ++unit)
+    KVP_CHECK(state_[unit] != Unit::cold);
+  for (std::uint32_t unit = high_; unit < state_.size(); ++unit)
+    KVP_CHECK(state_[unit] == Unit::cold);
   KVP_CHECK(committed_ == used_ + warm);
   for (ClassId id = 0; id < classes_.size(); ++id)
     KVP_CHECK(slots[id] == classes_[id].slots && taken[id] == classes_[id].taken &&

@@ -3,7 +3,8 @@
 // A slab is a run of whole units (2 MiB); each size class picks the run that wastes least, and a
 // slab whose last slot is given back leaves its class at once, so classes never calcify. Physical
 // memory is what is limited, not addresses: the arena has kAddressFactor times more addresses than
-// it may ever commit, so that a run of units is found however the others lie.
+// it may ever commit, so that a run of units is found as the others lie in practice (a history
+// that keeps one small slab in every stretch of that length can prevent it).
 //
 // Invariants: 1. units committed (in a slab, or free but still backed by pages) <= unit limit,
 //                except while a shrink is under way;
@@ -139,7 +140,9 @@ class SlabPool {
   std::vector<Unit> state_;           // per unit
   std::vector<SlabId> slab_of_unit_;  // per unit; kNoSlab outside slabs
   std::uint32_t limit_, committed_ = 0, used_ = 0, warming_ = 0;
-  std::uint32_t low_ = 0;  // no free unit lies below
+  std::uint32_t cold_from_ = 0;  // no cold unit lies below
+  std::uint32_t high_ = 0;       // units from here on never had pages
+  std::uint32_t low_ = 0;        // no free unit lies below
 };
 
 }  // namespace kvpool

@@ -56,7 +56,6 @@ class IndexReader {
   void prefetch(std::span<const Hash128> keys, std::uint32_t incarnation) const;
 
  private:
-  struct Probe;  // where one key of a group is looked for
   struct Group;
   void start(Group& group, std::span<const Hash128> keys, std::uint32_t incarnation) const;
   void approach(const Group& group) const;

@@ -147,7 +147,7 @@ bool IndexWriter::find(const Hash128& key, std::uint32_t incarnation, std::uint3
 }
 
 void IndexWriter::start_growing(std::uint64_t log2) {
-  while (wipe_left_ != 0) step(1u << 16);  // the region to be filled must be empty
+  KVP_CHECK(wipe_left_ == 0);  // the region to be filled must be empty
   next_root_ = ((root_ >> 8) + 1) << 8 | log2;
   copied_ = 0;
 }

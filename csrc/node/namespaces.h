@@ -24,7 +24,6 @@ struct Namespace {
   std::uint32_t size_class = 0;
   std::atomic<std::uint32_t> incarnation{0};
   std::uint64_t blocks = 0;  // resident, of this incarnation
-  std::uint64_t drops = 0;
 };
 
 class Namespaces {
@@ -63,7 +62,12 @@ class Namespaces {
 
   // nullptr: dropped since.
   Namespace* of(std::uint32_t incarnation) const { return by_incarnation_[incarnation]; }
+  template <typename Visit>
+  void for_each(Visit visit) const {
+    for (const auto& [id, space] : by_id_) visit(*space);
+  }
   std::size_t count() const { return by_id_.size(); }
+  std::size_t bytes() const { return by_incarnation_.size() * sizeof(Namespace*); }
 
  private:
   struct IdHash {

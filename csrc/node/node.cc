@@ -52,6 +52,9 @@ void Node::close() {
   work_.notify_all();
   settled_.notify_all();
   for (std::thread& thread : threads) thread.join();
+  // A namespace or a view that is still held keeps this object, but not the memory of the pool.
+  Lock lock(mutex_);
+  while (store_->empty_step(clock_->now())) let_others_in(lock);
 }
 
 Result<Namespace*> Node::open_namespace(const Hash128& id, std::uint64_t block_bytes) {
@@ -67,15 +70,16 @@ std::uint64_t Node::drop_namespace(Namespace& space) {
   return blocks;
 }
 
-Result<std::uint64_t> Node::resize(std::uint64_t bytes, std::uint64_t blocks_limit,
-                                   Deadline deadline) {
-  bytes = (bytes + kUnitBytes - 1) / kUnitBytes * kUnitBytes;
+Result<std::uint64_t> Node::resize(std::optional<std::uint64_t> new_bytes,
+                                   std::optional<std::uint64_t> blocks_limit, Deadline deadline) {
+  Lock lock(mutex_);
+  const std::uint64_t asked = new_bytes.value_or(store_->bytes_limit());
+  const std::uint64_t bytes = (asked + kUnitBytes - 1) / kUnitBytes * kUnitBytes;
   if (bytes < kUnitBytes || bytes > store_->bytes_max())
     return fail(Code::bad_argument,
                 "cannot resize to " + std::to_string(bytes) + " bytes: this pool was opened for " +
                     std::to_string(kUnitBytes) + ".." + std::to_string(store_->bytes_max()));
-  Lock lock(mutex_);
-  store_->set_limit(bytes, blocks_limit);
+  store_->set_limit(bytes, blocks_limit.value_or(store_->blocks_limit()));
   while (!stopping_ && store_->shrink_step(clock_->now()) &&
          std::chrono::steady_clock::now() < deadline)
     let_others_in(lock);
@@ -95,11 +99,12 @@ void Node::trim() {
   store_->punch_strays();
 }
 
-double Node::temperature(const Namespace& space, const Hash128& key) {
+std::optional<double> Node::temperature(const Namespace& space, const Hash128& key) {
   Lock lock(mutex_);
   drain_touches();
   BlockId record = kNoBlock;
-  return store_->find(space, key, record) ? store_->temperature(record) : 0;
+  if (!store_->find(space, key, record)) return std::nullopt;
+  return store_->temperature(record);
 }
 
 void Node::check_invariants() {

@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <thread>
 #include <vector>
@@ -49,13 +50,14 @@ enum class PutStatus : std::uint8_t {
   stored = 0,
   present = 1,
   // Not stored, because:
-  pool_pinned = 2,   // everything that could make room is being read or written
+  pool_pinned = 2,   // nothing more can go: it is being read or written
   pool_index = 3,    // the index has no place for it
   chain_broken = 4,  // a block before it in the same call was not stored
   timed_out = 5,     // another writer has the key and did not finish in time
   dropped = 6,       // the namespace was dropped meanwhile
   no_memory = 7,     // the machine has no pages for the slot
   failed = 8,        // the payload could not be produced, or a fault was injected
+  too_large = 9,     // the block is larger than the pool is now
 };
 
 // Where the payload of a put comes from.
@@ -141,7 +143,9 @@ class Node {
 
   // New limits; growing is at once, shrinking evicts. Returns the memory committed when it is done
   // or the deadline has come; the node's thread goes on after that.
-  Result<std::uint64_t> resize(std::uint64_t bytes, std::uint64_t blocks_limit, Deadline deadline);
+  // nullopt leaves a limit as it is.
+  Result<std::uint64_t> resize(std::optional<std::uint64_t> bytes,
+                               std::optional<std::uint64_t> blocks_limit, Deadline deadline);
   // Gives free memory back to the system now.
   void trim();
 
@@ -149,7 +153,7 @@ class Node {
   std::uint64_t arena_bytes() const { return store_->arena().bytes(); }
   std::byte* slot(const Ticket& ticket) { return store_->arena().base() + ticket.offset; }
   NodeStats stats();
-  double temperature(const Namespace& space, const Hash128& key);
+  std::optional<double> temperature(const Namespace& space, const Hash128& key);
   void check_invariants();
   FaultPoints& faults() { return faults_; }
   // Waits until the node's thread has nothing left to do. For tests and benches.

@@ -6,7 +6,6 @@
 namespace kvpool {
 namespace {
 
-constexpr std::size_t kGroup = 16;  // keys whose index lines are fetched together
 constexpr std::size_t kTouchBatch = 256;
 constexpr int kCopyAttempts = 3;           // without a pin; then one with a pin, which cannot fail
 constexpr std::size_t kKeysPerLock = 256;  // acquire and remove let others in between
@@ -99,9 +98,12 @@ std::size_t Node::acquire(const Namespace& space, std::span<const Hash128> keys,
 }
 
 void Node::release(std::span<const Lease> leases) {
-  Lock lock(mutex_);
-  for (const Lease& lease : leases) store_->unpin(lease.record);
-  if (store_->bytes_committed() > store_->bytes_limit()) work_.notify_one();
+  for (std::size_t start = 0; start < leases.size(); start += kKeysPerLock) {
+    Lock lock(mutex_);
+    for (const Lease& lease : leases.subspan(start, std::min(kKeysPerLock, leases.size() - start)))
+      store_->unpin(lease.record);
+    if (store_->bytes_committed() > store_->bytes_limit()) kick();  // a shrink waits for pins
+  }
 }
 
 std::size_t Node::remove(const Namespace& space, std::span<const Hash128> keys) {

@@ -2,6 +2,22 @@
 #include "node/node.h"
 
 namespace kvpool {
+namespace {
+
+PutStatus refusal(NoRoom why) {
+  switch (why) {
+    case NoRoom::index_full:
+      return PutStatus::pool_index;
+    case NoRoom::too_large:
+      return PutStatus::too_large;
+    case NoRoom::none:
+    case NoRoom::pool_pinned:
+      break;
+  }
+  return PutStatus::pool_pinned;
+}
+
+}  // namespace
 
 // What one put holds while it runs: its blocks so far, none of which may be evicted to make room
 // for a later one, and the incarnation they belong to.
@@ -90,8 +106,12 @@ PutStatus Node::store_block(Lock& lock, Call& call, std::size_t index, BlockSour
 PutStatus Node::reserve_locked(Lock& lock, const PutRequest& request, const Hash128& key,
                                Store::Reserved& reserved) {
   using Outcome = Store::Reserved::Outcome;
+  const std::uint32_t incarnation = request.space.incarnation.load(std::memory_order_relaxed);
   for (;;) {
     if (stopping_) return PutStatus::failed;
+    // Dropped during a wait: what came before in this chain is gone.
+    if (request.space.incarnation.load(std::memory_order_relaxed) != incarnation)
+      return PutStatus::dropped;
     if (faults_.fires("put.reserve")) return PutStatus::failed;
     reserved = store_->reserve(request.space, key, clock_->now());
     switch (reserved.outcome) {
@@ -100,7 +120,11 @@ PutStatus Node::reserve_locked(Lock& lock, const PutRequest& request, const Hash
       case Outcome::present:
         return PutStatus::present;
       case Outcome::no_room:
-        return reserved.why == NoRoom::index_full ? PutStatus::pool_index : PutStatus::pool_pinned;
+        return refusal(reserved.why);
+      case Outcome::again:
+        if (std::chrono::steady_clock::now() >= request.deadline) return PutStatus::timed_out;
+        let_others_in(lock);
+        break;
       case Outcome::pending:
         if (settled_.wait_until(lock, request.deadline) == std::cv_status::timeout)
           return PutStatus::timed_out;

@@ -88,7 +88,6 @@ Result<Namespace*> Store::open_namespace(const Hash128& id, std::uint64_t block_
 
 void Store::drop(Namespace& space) {
   dead_ += space.blocks;
-  ++space.drops;
   namespaces_.renew(space);
 }
 
@@ -117,8 +116,11 @@ Store::Reserved Store::reserve(const Namespace& space, const Hash128& key, Secon
     return answer;
   }
   if (pending_.contains({key, incarnation})) return {.outcome = Outcome::pending};
-  if (!make_room(space.size_class, now))
-    return {.outcome = Outcome::no_room, .why = NoRoom::pool_pinned};
+  if (slabs_.slab_units(space.size_class) > slabs_.limit())
+    return {.outcome = Outcome::no_room, .why = NoRoom::too_large};
+  const Room room = make_room(space.size_class, now);
+  if (room == Room::again) return {.outcome = Outcome::again};
+  if (room == Room::none) return {.outcome = Outcome::no_room, .why = NoRoom::pool_pinned};
   // After the eviction, so that its record is the one that is used again.
   const auto record = take_record();
   if (!record) return {.outcome = Outcome::no_room, .why = NoRoom::index_full};
@@ -257,7 +259,7 @@ std::uint64_t Store::bytes_of_books() const {
   for (ClassId id = 0; id < slabs_.class_count(); ++id)
     owners += (slabs_.taken_slots(id) + slabs_.free_slots(id)) * sizeof(std::uint32_t);
   return records_used_ * (sizeof(Record) + sizeof(Private)) + index_->table_bytes() + policy.bytes -
-         policy.ghost_bytes + owners;
+         policy.ghost_bytes + owners + namespaces_.bytes();
 }
 
 void Store::check_invariants() const {

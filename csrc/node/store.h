@@ -39,6 +39,7 @@ struct StoreOptions {
 enum class NoRoom : std::uint8_t {
   none,
   pool_pinned,  // everything that could go is being read or written
+  too_large,    // the block's slab is larger than the pool is now
   index_full,   // no record left, or keys crowd one neighbourhood of the index
 };
 
@@ -62,7 +63,8 @@ class Store {
 
   // --- writing ---
   struct Reserved {
-    enum class Outcome : std::uint8_t { reserved, present, pending, no_room } outcome;
+    // `again`: room is being made in pieces; let others have the lock, then ask once more.
+    enum class Outcome : std::uint8_t { reserved, present, pending, again, no_room } outcome;
     NoRoom why = NoRoom::none;
     BlockId record = kNoBlock;  // the new one, or the present one
     std::uint64_t offset = 0;
@@ -91,7 +93,8 @@ class Store {
 
   // --- making room ---
   bool evict_one(Seconds now);
-  // Keeps `share` of each class's slots free where the pool is full, at most `at_most` evictions.
+  // Keeps `share` of each class's slots free where the pool is full. Returns the evictions it took:
+  // `at_most`, and a slab's worth more where a slab passes to another class.
   std::uint32_t evict_ahead(double share, std::uint32_t at_most, Seconds now);
   // Less than half of that is free: time to wake whoever evicts ahead. O(1).
   bool is_short(ClassId klass, double share) const;
@@ -109,6 +112,9 @@ class Store {
   void punch_strays();
   // Gives back some of the free units that are backed by pages; how many.
   std::uint32_t trim_step();
+  // A piece of dropping everything and giving all memory back but what is pinned or being written.
+  // False: done.
+  bool empty_step(Seconds now);
 
   // --- facts ---
   const StoreCounters& counters() const { return counters_; }
@@ -152,14 +158,15 @@ class Store {
   Store(const StoreOptions& options, std::unique_ptr<Arena> arena, std::unique_ptr<Arena> index,
         std::uint32_t records_max);
 
-  bool make_room(ClassId klass, Seconds now);
+  enum class Room : std::uint8_t { made, again, none };
+  Room make_room(ClassId klass, Seconds now);
   std::uint64_t wanted_slots(ClassId klass, double share) const;
   std::uint64_t wanted_blocks(double share) const;
   std::uint64_t spare_blocks() const;
   bool evict_from(ClassId klass, Seconds now);
   using Classes = std::bitset<kClassesMax>;
   std::optional<ClassId> coldest_class(const Classes& except) const;
-  bool steal_slab(ClassId klass, Seconds now);
+  Room steal_slab(ClassId klass, Seconds now);
   bool colder_than(ClassId donor, std::uint32_t count, double bound);
   bool free_slab(ClassId donor, double bound, Seconds now);
   bool is_movable(BlockId record) const;

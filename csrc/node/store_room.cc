@@ -45,22 +45,24 @@ void Store::retire(BlockId record, Leave why, Seconds now) {
   free_record(record);
 }
 
-// True: the class has a free slot, and one more block is within the limit.
-bool Store::make_room(ClassId klass, Seconds now) {
+// `made`: the class has a free slot, and one more block is within the limit.
+Store::Room Store::make_room(ClassId klass, Seconds now) {
   if (blocks_limit_ != 0) {
-    if (zombies_ + pending_.size() >= blocks_limit_) return false;  // no eviction would help
+    if (zombies_ + pending_.size() >= blocks_limit_) return Room::none;  // no eviction would help
     while (spare_blocks() == 0)
-      if (!sweep_some(now) && !evict_one(now)) return false;
+      if (!sweep_some(now) && !evict_one(now)) return Room::none;
   }
   while (!slabs_.has_room(klass)) {
     if (sweep_some(now)) continue;
     std::vector<UnitRun> runs;
     const bool added = slabs_.add_slab(klass, runs);
     punch(runs);
-    if (added || steal_slab(klass, now)) continue;
-    if (!evict_from(klass, now)) return false;
+    if (added) continue;
+    const Room stolen = steal_slab(klass, now);
+    if (stolen == Room::again) return Room::again;
+    if (stolen == Room::none && !evict_from(klass, now)) return Room::none;
   }
-  return true;
+  return Room::made;
 }
 
 bool Store::evict_from(ClassId klass, Seconds now) {
@@ -102,33 +104,32 @@ bool Store::evict_one(Seconds now) {
   return false;
 }
 
-// A class that is short takes slabs from the classes that hold the coldest blocks, if a slab's
-// worth of them is colder than anything the class could evict itself. True: add_slab() has room.
-bool Store::steal_slab(ClassId klass, Seconds now) {
+// A class that is short takes a slab from the class that holds the coldest blocks, if a slab's
+// worth of them is colder than anything the class could evict itself. One slab a call, since its
+// blocks are copied: `made` if add_slab() now has room, `again` if it takes more than that one.
+Store::Room Store::steal_slab(ClassId klass, Seconds now) {
   if (steal_later_[klass] > 0) {
     --steal_later_[klass];
-    return false;
+    return Room::none;
   }
   const std::uint32_t units = slabs_.slab_units(klass);
   const auto is_room = [&] { return slabs_.units_in_slabs() + units <= slabs_.limit(); };
-  if (units > slabs_.limit() || is_room()) return false;  // nothing that others give would help
+  if (is_room()) return Room::none;  // nothing that others give would help
   const double own = policy_->coldest(klass).value_or(kAnyTemperature);
   Classes asked;
   asked[klass] = true;
-  while (!is_room()) {
-    const auto donor = coldest_class(asked);
-    if (!donor) break;
+  while (const auto donor = coldest_class(asked)) {
     if (!colder_than(*donor, slabs_.slab_slots(*donor), own)) {
       steal_later_[klass] = slabs_.slab_slots(*donor);  // it costs O(slots): not at every put
       break;
     }
-    if (free_slab(*donor, own, now))
+    if (free_slab(*donor, own, now)) {
       ++counters_.slabs_moved;
-    else
-      asked[*donor] = true;
+      return is_room() ? Room::made : Room::again;
+    }
+    asked[*donor] = true;
   }
-  // Whatever was freed stays free; if it is too little, the class evicts its own.
-  return is_room();
+  return Room::none;
 }
 
 bool Store::colder_than(ClassId donor, std::uint32_t count, double bound) {
@@ -223,14 +224,16 @@ bool Store::is_short(ClassId klass, double share) const {
 }
 
 std::uint32_t Store::evict_ahead(double share, std::uint32_t at_most, Seconds now) {
-  std::uint32_t evicted = 0;
-  while (evicted < at_most && spare_blocks() < wanted_blocks(share) && evict_one(now)) ++evicted;
+  const std::uint64_t before = counters_.evictions;
+  const auto is_left = [&] { return counters_.evictions - before < at_most; };
+  while (is_left() && spare_blocks() < wanted_blocks(share) && evict_one(now)) {
+  }
   for (ClassId id = 0; id < slabs_.class_count(); ++id)
     // A slab of a colder class first: a class must not eat itself up beside blocks nobody wants.
-    while (evicted < at_most && slabs_.free_slots(id) < wanted_slots(id, share) &&
-           (steal_slab(id, now) || evict_from(id, now)))
-      ++evicted;
-  return evicted;
+    while (is_left() && slabs_.free_slots(id) < wanted_slots(id, share) &&
+           (steal_slab(id, now) != Room::none || evict_from(id, now))) {
+    }
+  return static_cast<std::uint32_t>(counters_.evictions - before);
 }
 
 bool Store::sweep(std::uint32_t records, Seconds now) {
@@ -275,6 +278,13 @@ std::uint32_t Store::trim_step() {
   slabs_.trim(0, kUnitsPunchedPerStep, runs);
   punch(runs);
   return before - warm_units();
+}
+
+bool Store::empty_step(Seconds now) {
+  namespaces_.for_each([&](Namespace& space) {
+    if (space.blocks > 0) drop(space);
+  });
+  return sweep(kSweepForRoom, now) || trim_step() > 0;
 }
 
 void Store::punch_strays() {

@@ -127,8 +127,8 @@ class StoreAgainstModel {
     REQUIRE((answer.outcome == Outcome::pending) == is_pending);
     absorb_evictions();
     if (answer.outcome == Outcome::no_room) {
-      REQUIRE(answer.why == NoRoom::pool_pinned);
-      refused(space);
+      REQUIRE((answer.why == NoRoom::pool_pinned || answer.why == NoRoom::too_large));
+      if (answer.why == NoRoom::pool_pinned) refused(space);
     }
     if (answer.outcome != Outcome::reserved) return false;
     REQUIRE(answer.offset % kPageBytes == 0);

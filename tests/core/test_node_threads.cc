@@ -5,6 +5,7 @@
 #include <barrier>
 #include <random>
 
+#include "node/node.h"
 #include "node_cases.h"
 
 namespace kvpool {

@@ -59,6 +59,14 @@ def test_addresses_that_are_refused_at_any_step_of_open() -> None:
     assert first > 64 << 20
 
 
+def test_books_that_are_refused_when_the_arena_was_not() -> None:
+    # 64 GiB of addresses for the arena; index, records and policy take some hundred MiB more.
+    limits = [(64 << 30) + (mib << 20) for mib in range(0, 1024, 32)]
+    found = outcomes("RLIMIT_AS", "4GiB", limits)
+    assert set(found.values()) == {OPENED, REFUSED}
+    assert sum(outcome == REFUSED for outcome in found.values()) > 8
+
+
 def test_descriptors_that_are_refused() -> None:
     found = outcomes("RLIMIT_NOFILE", "4MiB", list(range(12)))
     assert found[3] == REFUSED

@@ -60,7 +60,7 @@ BAD = [
     ("machine path in code", "/tm" + "p/x"),
     ("machine path in prose", "cd /wor" + "k/kvpool"),
     ("registry host", "https://pyp" + "i.org/simple"),
-    ("registry host", "http://deb.debia" + "n.org/debian"),
+    ("registry host", "http://" + ".".join(["deb", "debian", "org"]) + "/debian"),
 ]
 GOOD = [
     ("loose end", "TO" + "DO(#12): say when"),

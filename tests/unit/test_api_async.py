@@ -183,6 +183,8 @@ def test_close_while_calls_are_under_way_loses_none() -> None:
         closing.start()
         while not space.pool.closed:
             await asyncio.sleep(0)
+        closing.join(0.02)
+        assert closing.is_alive()  # close() waits for the two that are inside
         node.fault_clear()
         answers = await asyncio.gather(*calls, return_exceptions=True)
         closing.join()

@@ -7,6 +7,7 @@ import pytest
 
 import kvpool
 from kvpool import BadArgument, BadType, Manifest, ManifestMismatch
+from kvpool.keys import prefix_keys
 from tests.pools import got, key, keys, opaque, opened, payloads
 
 SOME = keys(range(3))
@@ -201,6 +202,14 @@ def test_temperature_rises_with_use_and_absent_blocks_have_none() -> None:
 def test_temperature_takes_one_key(given: Any, kind: type[Exception]) -> None:
     with opened() as pool, pytest.raises(kind, match="key"):
         pool.namespace(opaque()).temperature(given)
+
+
+@pytest.mark.parametrize("algorithm", ["sha256", "xxh3"])
+def test_keys_are_hashed_as_the_manifest_says(algorithm: str) -> None:
+    with opened() as pool:
+        space = pool.namespace(opaque(block_tokens=2, hash=algorithm))
+        expected = prefix_keys(space.id, [1, 2, 3, 4], 2, extra=b"e", algorithm=algorithm)
+        assert space.keys([1, 2, 3, 4], extra=b"e").tobytes() == expected.tobytes()
 
 
 def test_keys_of_a_namespace_follow_its_manifest() -> None:

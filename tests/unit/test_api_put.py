@@ -319,6 +319,63 @@ def test_a_put_stops_waiting_when_the_pool_is_closed() -> None:
         del slot
 
 
+def test_a_chain_whose_head_was_dropped_while_its_put_waited_is_not_continued(
+    space: kvpool.Namespace,
+) -> None:
+    slot = space.reserve(SOME[1])
+    thread, answers = in_thread(lambda: space.put(SOME, payloads(SOME), timeout=30))
+    wait_until(lambda: space.lookup(SOME).blocks == 1)
+    time.sleep(0.01)  # it has stored the first block and waits for the second
+    assert space.drop() == 1
+    slot.abort()
+    thread.join()
+    assert answers[0][0] is Put.STORED
+    assert set(answers[0].reasons[2:]) <= {Reason.DROPPED, Reason.CHAIN_BROKEN}
+    assert not any(is_there(space, each) for each in (SOME[0], *SOME[2:]))
+
+
+@pytest.mark.parametrize("how", ["commit", "abort", "put"])
+def test_a_put_that_waits_is_woken_and_does_not_look_now_and_then(
+    space: kvpool.Namespace, how: str
+) -> None:
+    node = space.pool._node
+
+    def put(each: bytes) -> tuple[kvpool.PutResult, float]:
+        return space.put([each], payload(each), timeout=30), time.monotonic()
+
+    waits_s = []
+    for number in range(21):
+        each = key(number)
+        if how == "put":
+            node.fault_pause("put.commit", 30)
+            first, _ = in_thread(lambda each=each: put(each))
+            wait_until(lambda: node.fault_waiting("put.commit") == 1)
+        else:
+            slot = space.reserve(each)
+            fill_slot(slot, each)
+        second, answers = in_thread(lambda each=each: put(each))
+        time.sleep(0.003)
+        start = time.monotonic()
+        if how == "put":
+            node.fault_resume("put.commit")
+            first.join()
+        elif how == "commit":
+            slot.commit()
+        else:
+            slot.abort()
+        second.join()
+        result, end = answers[0]
+        assert result.no_room == 0
+        waits_s.append(end - start)
+    # The pool's own thread comes round every 50 ms: half of the waits would be longer than this.
+    assert sorted(waits_s)[10] < 0.02
+
+
+def fill_slot(slot: kvpool.Slot, of: bytes) -> None:
+    assert slot.buffer is not None
+    slot.buffer[:] = payload(of)
+
+
 def test_many_writers_of_one_chain_store_it_once(space: kvpool.Namespace) -> None:
     chain = keys(range(32))
     data = payloads(chain)
