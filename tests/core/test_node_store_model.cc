@@ -118,8 +118,15 @@ class StoreAgainstModel {
 
   bool reserve(std::size_t space, std::uint64_t key, Reservation& made) {
     may_evict_ = true;
-    const auto answer = store_->reserve(*spaces_[space], key_of(key), now_);
     using Outcome = Store::Reserved::Outcome;
+    auto answer = store_->reserve(*spaces_[space], key_of(key), now_);
+    // Room that is made in pieces: fewer of them than there are units.
+    for (std::uint64_t pieces = 0; answer.outcome == Outcome::again; ++pieces) {
+      REQUIRE(pieces < shape_.units);
+      absorb_evictions();
+      store_->check_invariants();
+      answer = store_->reserve(*spaces_[space], key_of(key), now_);
+    }
     const bool is_pending = std::any_of(reserved_.begin(), reserved_.end(), [&](const auto& r) {
       return r.space == space && r.key == key && r.incarnation == incarnation(space);
     });
