@@ -67,7 +67,7 @@ void Node::put(const PutRequest& request, BlockSource& source, PutStatus* status
 
 PutStatus Node::store_block(Lock& lock, Call& call, std::size_t index, BlockSource& source) {
   // The rest of a chain whose head was dropped could never be reached.
-  if (call.dropped()) return PutStatus::dropped;
+  if (call.dropped()) return stopping_ ? PutStatus::failed : PutStatus::dropped;
   Store::Reserved reserved{};
   const PutStatus status = reserve_locked(lock, call.request, call.request.keys[index], reserved);
   if (status == PutStatus::present) {
@@ -94,7 +94,8 @@ PutStatus Node::store_block(Lock& lock, Call& call, std::size_t index, BlockSour
   }
   const auto committed = store_->commit(reserved.record, sum, call.last(), clock_->now());
   settled_.notify_all();
-  if (committed == Store::Committed::dropped) return PutStatus::dropped;
+  if (committed == Store::Committed::dropped)  // closing drops all there is
+    return stopping_ ? PutStatus::failed : PutStatus::dropped;
   if (committed == Store::Committed::index_full) return PutStatus::pool_index;
   call.pin(reserved.record);
   put_bytes_.fetch_add(call.request.space.block_bytes, std::memory_order_relaxed);

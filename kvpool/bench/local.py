@@ -193,16 +193,24 @@ class _Writes:
         self._last[work] = (keys, group)
 
     def check(self) -> None:
-        """What the last step of each work wrote is what the pool gives back."""
-        for work, (keys, group) in self._last.items():
+        """One more step of each work, and what it wrote is what the pool gives back.
+
+        A full pool goes on evicting in the background, and of blocks put in one moment the deepest
+        go first: the leading ones that are still there are compared, and the first one must be.
+        """
+        steps = self.works()
+        for work in ("put", "save"):
+            steps[work]()
+            keys, group = self._last[work]
             rows = slice(group * self._batch, (group + 1) * self._batch)
             out = np.zeros_like(self._buffers.source[rows])
-            expect(self._space.get_into(keys, out) == self._batch, f"what {work} wrote is gone")
+            got = self._space.get_into(keys, out)
+            expect(got > 0, f"what {work} wrote is gone")
             if work == "put":
                 wanted = self._buffers.source[rows]
             else:
                 wanted = _blocks_of(self._buffers.source_layers, rows)
-            expect(np.array_equal(out, wanted), f"{work} stored wrong bytes")
+            expect(np.array_equal(out[:got], wanted[:got]), f"{work} stored wrong bytes")
 
 
 def _blocks_of(layers: list[Layer], rows: slice) -> Words:
