@@ -192,7 +192,7 @@ bool Node::tend(Lock& lock) {
   more |= store_->shrink_step(now);
   const std::uint32_t evicted = store_->evict_ahead(options_.evict_ahead, kEvictionsPerTurn, now);
   evicted_ahead_ += evicted;
-  more |= evicted == kEvictionsPerTurn;
+  more |= evicted >= kEvictionsPerTurn;  // a slab that passes to another class takes more
   if (!more) store_->punch_strays();
   if (wants_warming()) more |= warm(lock);
   return more;

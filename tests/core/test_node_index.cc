@@ -254,6 +254,11 @@ TEST_CASE("index: keys that crowd one bucket are refused, and the others go on")
       crowd.push_back(key);
     else
       ++refused;
+    // One that is not there has bucket and tag in common with those that are.
+    Found other;
+    std::uint32_t record = 0;
+    REQUIRE_FALSE(index.reader().find(crowding_key(n + 3000, kSalt), kSpace, other));
+    REQUIRE_FALSE(index.writer->find(crowding_key(n + 3000, kSalt), kSpace, record));
     refused_others += !entries.insert(key_of(n));
   }
   index.writer->check_invariants();

@@ -118,8 +118,15 @@ class StoreAgainstModel {
 
   bool reserve(std::size_t space, std::uint64_t key, Reservation& made) {
     may_evict_ = true;
-    const auto answer = store_->reserve(*spaces_[space], key_of(key), now_);
     using Outcome = Store::Reserved::Outcome;
+    auto answer = store_->reserve(*spaces_[space], key_of(key), now_);
+    // Room that is made in pieces: fewer of them than there are units.
+    for (std::uint64_t pieces = 0; answer.outcome == Outcome::again; ++pieces) {
+      REQUIRE(pieces < shape_.units);
+      absorb_evictions();
+      store_->check_invariants();
+      answer = store_->reserve(*spaces_[space], key_of(key), now_);
+    }
     const bool is_pending = std::any_of(reserved_.begin(), reserved_.end(), [&](const auto& r) {
       return r.space == space && r.key == key && r.incarnation == incarnation(space);
     });
@@ -423,6 +430,32 @@ void run_against_model(const char* name, const std::vector<Shape>& shapes, std::
     run.release_all();
     CHECK(run.store().counters().puts > steps / 50);
   }
+}
+
+TEST_CASE("store: a use that arrives after its block is gone heats nobody else") {
+  StoreOptions options;
+  options.bytes_limit = kUnitBytes;
+  const auto store = std::move(*Store::create(options));
+  Namespace& space = **store->open_namespace(key_of(~1ull), 4 * kKiB);
+  const auto put = [&](std::uint64_t n) {
+    const BlockId record = store->reserve(space, key_of(n), 0).record;
+    store->commit(record, {}, kNoBlock, 0);
+    return record;
+  };
+  const auto generation_of = [&](BlockId record) {
+    return store->view().record(record).generation.load();
+  };
+  const BlockId gone = put(1);
+  const std::uint64_t old = generation_of(gone);
+  store->remove(gone, 0);
+  const BlockId record = put(2);
+  REQUIRE(record == gone);
+  const double before = store->temperature(record);
+  store->touch(record, old, 1);
+  store->touch(record + 1, old, 1);  // a record that was never used
+  CHECK(store->temperature(record) == before);
+  store->touch(record, generation_of(record), 1);
+  CHECK(store->temperature(record) > before);
 }
 
 TEST_CASE("store: one block size against a dict and lists, under every policy") {
