@@ -6,7 +6,8 @@ KvpoolError
 |  `- ManifestMismatch          a namespace of that name exists and differs: says in which fields
 |- PoolClosed                   the pool was closed
 |  `- ForkedProcess             the pool belongs to the parent of this process
-`- NoResource (OSError)         the machine refused memory, a descriptor or a mapping
+|- NoResource (OSError)         the machine refused memory, room on a disk, or a descriptor
+`- TierRefused (OSError)        an SSD directory is in use, foreign, damaged or of another version
 """
 
 
@@ -47,7 +48,11 @@ class ForkedProcess(PoolClosed):
 
 
 class NoResource(KvpoolError, OSError):
-    """The machine refused memory, a descriptor or a mapping."""
+    """The machine refused memory, room on a disk, a descriptor or a mapping."""
+
+
+class TierRefused(KvpoolError, OSError):
+    """An SSD directory cannot be used as it is: the message says why and what to do."""
 
 
 def shown(value: object) -> str:

@@ -15,6 +15,8 @@ enum class Code : std::uint8_t {
   bad_argument,
   // the machine: it refused memory, a descriptor or a mapping
   no_resource,
+  // the files: locked by another process, foreign, damaged, or of another version
+  refused,
 };
 
 struct Error {

@@ -16,6 +16,8 @@ void raise_error(const Error& error) {
       throw Raised("BadArgument", error.message);
     case Code::no_resource:
       throw Raised("NoResource", error.message);
+    case Code::refused:
+      throw Raised("TierRefused", error.message);
   }
   throw Raised("KvpoolError", error.message);
 }
