@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "block/checksum.h"
+#include "tier/index_check.h"
 #include "tier/index_parts.h"
 
 namespace kvpool {
@@ -170,7 +171,7 @@ Result<void> read_meta(IndexStore::Parts& parts) {
   if (txn.begin_code() != 0)
     return std::unexpected(parts.error(txn.begin_code(), "cannot be read"));
   const int opened = open_databases(parts, txn, 0);
-  if (opened == MDB_NOTFOUND)
+  if (opened == MDB_NOTFOUND || opened == MDB_INCOMPATIBLE)
     return std::unexpected(refused(parts.path, "is not the index of a kvpool tier"));
   if (opened != 0) return std::unexpected(parts.error(opened, "cannot be read"));
   MDB_val key = value_of(kMetaKey), value;
@@ -214,6 +215,11 @@ Result<std::unique_ptr<IndexStore>> IndexStore::open(const std::string& path, bo
   struct stat status;
   if (::fstat(file.fd(), &status) != 0)
     return std::unexpected(parts->error(errno, "cannot be opened"));
+  if (const auto checked = check_index(file.fd()); !checked) {
+    if (checked.error().code == Code::refused)
+      return std::unexpected(refused(path, checked.error().message));
+    return fail(checked.error().code, path + " " + checked.error().message);
+  }
   const auto bytes = static_cast<std::uint64_t>(status.st_size) / kIndexPageBytes * kIndexPageBytes;
 
   // Read-only needs no lock of LMDB's: the directory is locked, and nothing in it is touched.
