@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bitset>
 #include <cerrno>
 #include <compare>
 #include <optional>
@@ -89,10 +90,7 @@ class PageView {
   }
 
   std::size_t count() const { return (header_.lower - sizeof(header_)) / 2; }
-  Node node(std::size_t i) const {
-    const std::byte* at = page_.data() + offset(i);
-    return {load<lmdb::NodeHeader>(at), at};
-  }
+  Node node(std::size_t i) const { return node_at(offset(i)); }
   // Keys of a branch begin at its second node: the first child has all that is below.
   std::size_t first_key() const { return is_leaf_ ? 0 : 1; }
 
@@ -101,33 +99,43 @@ class PageView {
     return load<std::uint16_t>(page_.data() + sizeof(header_) + 2 * i);
   }
 
+  Node node_at(std::size_t offset) const {
+    const std::byte* at = page_.data() + offset;
+    return {load<lmdb::NodeHeader>(at), at};
+  }
+
   std::size_t value_bytes(const lmdb::NodeHeader& header) const {
     if (!is_leaf_) return 0;
     return header.flags & lmdb::kBigData ? sizeof(std::uint64_t) : header.value_bytes();
   }
 
+  static std::size_t bytes_of(const Node& each, std::size_t value_bytes) {
+    return sizeof(each.header) + each.header.key_bytes + value_bytes;
+  }
+
   std::string flaw_of_nodes(const Kind& kind) const {
-    std::array<std::pair<std::uint16_t, std::uint16_t>, lmdb::kPageBytes / 2> extents;
+    std::bitset<lmdb::kPageBytes / 2> starts;  // nodes begin at even offsets
     for (std::size_t i = 0; i < count(); ++i) {
       const std::size_t at = offset(i);
       if (at < header_.upper || at % 2 != 0 || at + sizeof(lmdb::NodeHeader) > page_.size())
         return "has a node outside of it";
-      const Node each = node(i);
-      const std::size_t bytes = sizeof(each.header) + each.header.key_bytes +
-                                static_cast<std::size_t>(value_bytes(each.header));
-      if (at + bytes > page_.size()) return "has a node that does not end in it";
+      const Node each = node_at(at);
+      if (at + bytes_of(each, value_bytes(each.header)) > page_.size())
+        return "has a node that does not end in it";
       if (std::string what = flaw_of_node(each, i, kind); !what.empty()) return what;
-      extents[i] = {static_cast<std::uint16_t>(at),
-                    static_cast<std::uint16_t>((bytes + 1) / 2 * 2)};
+      starts.set(at / 2);
     }
-    const auto used = std::span(extents).first(count());
-    std::ranges::sort(used);
-    std::size_t end = header_.upper;
-    for (const auto& [at, bytes] : used) {
-      if (at != end) return "has nodes that overlap or leave a gap";
-      end += bytes;
+    return are_side_by_side(starts) ? "" : "has nodes that overlap or leave a gap";
+  }
+
+  // From the first to the end of the page, each node begins where the one before it ends.
+  bool are_side_by_side(const std::bitset<lmdb::kPageBytes / 2>& starts) const {
+    std::size_t nodes = 0, end = header_.upper;
+    for (; end < page_.size() && end % 2 == 0 && starts[end / 2]; ++nodes) {
+      const Node each = node_at(end);
+      end += (bytes_of(each, value_bytes(each.header)) + 1) / 2 * 2;
     }
-    return end == page_.size() ? "" : "has nodes that overlap or leave a gap";
+    return nodes == count() && end == page_.size();
   }
 
   std::string flaw_of_node(const Node& each, std::size_t i, const Kind& kind) const {

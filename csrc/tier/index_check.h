@@ -14,7 +14,7 @@
 //   5. keys and values of "blocks", "spaces" and "classes" have the sizes of their records.
 // Not seen here: what keys and values say (an entry has a check of its own), pages that neither the
 // trees nor the free list name, and a whole older state of the file put in the place of the newer.
-// Cost: 60 ms and a bit per page for a million entries in the page cache.
+// Cost: 60 ms of one core for a million entries in the page cache.
 #pragma once
 #include "base/status.h"
 

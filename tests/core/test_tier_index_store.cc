@@ -133,6 +133,30 @@ TEST_CASE("ssd index: deletes and stamps touch only an entry that names their pl
   CHECK(store->meta().tau_s == 600);
 }
 
+TEST_CASE("ssd index: what a commit writes is counted in pages") {
+  const ScratchDir dir;
+  test::Random random("ssd index: what a commit writes");
+  const auto store = created(dir / "index.mdb");
+  SsdGroup group;
+  for (std::uint32_t i = 0; i < 2000; ++i) group.writes.push_back(test::random_write(random, 1, i));
+  REQUIRE(store->apply(group, {}));
+  const std::uint64_t used = store->used_bytes();
+  CHECK(used >= 2000 * 94);
+  CHECK(used <= 2000 * 300);
+  SsdGroup stamps;
+  for (const SsdWrite& write : group.writes)
+    stamps.stamps.push_back({write.key, write.place, 2, 1});
+  const std::uint64_t before = store->written_bytes();
+  REQUIRE(store->apply(stamps, {}));  // every leaf, once
+  CHECK(store->written_bytes() - before >= used * 9 / 10);
+  CHECK(store->written_bytes() - before <= used + 8 * 4096);
+  const std::uint64_t after = store->written_bytes();
+  stamps.stamps.resize(1);
+  REQUIRE(store->apply(stamps, {}));
+  CHECK(store->written_bytes() - after >= 5 * 4096);
+  CHECK(store->written_bytes() - after <= 14 * 4096);
+}
+
 TEST_CASE("ssd index: growing keeps everything and is there after a reopen") {
   const ScratchDir dir;
   test::Random random("ssd index: growing");
