@@ -206,8 +206,7 @@ TEST_CASE("ssd: flipped, cut and zeroed payload is damage or a failure, and neve
 
 TEST_CASE("ssd: what the index holds of unknown namespaces or impossible places is not shown") {
   const TempDirectory directory;
-  const TierBlock good(1, small_slot(0)), outside(2, SsdPlace{1000, 0, 64 << 10}),
-      far(3, SsdPlace{0, 0xffff'ffff, 0xffff'ffff & ~4095u});
+  const TierBlock good(1, small_slot(0)), outside(2, SsdPlace{1000, 0, 64 << 10});
   {
     const auto ssd = opened_tier(directory.path());
     start(*ssd);
@@ -216,13 +215,15 @@ TEST_CASE("ssd: what the index holds of unknown namespaces or impossible places 
     const auto index =
         std::move(*IndexStore::open(directory / "index.mdb", false, IndexStore::Access::write));
     SsdGroup group;
-    group.writes = {good.write(), outside.write(), good.write()};
+    group.writes = {good.write(), outside.write(), good.write(), good.write()};
     group.writes[2].key = BlockKey::of(77, {1, 2});
+    group.writes[3].key = BlockKey::of(1, {3, 4});
+    group.writes[3].place = {0, 0xffff'ffff, 0xffff'f000};  // 64 bits of offset are not enough
     for (SsdWrite& write : group.writes) write.written = true;
     REQUIRE(index->apply(group, {}));
   }
   auto ssd = opened_tier(directory.path());
-  CHECK(ssd->forgotten().size() == 2);
+  CHECK(ssd->forgotten().size() == 3);
   CHECK(entries_of(*ssd).size() == 1);
   ssd->forget_these(ssd->forgotten());
   SsdGroup group;

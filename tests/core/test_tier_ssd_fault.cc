@@ -218,8 +218,10 @@ TEST_CASE("ssd fault: O_DIRECT that is refused in the middle of a group loses no
   }
   CHECK(tier.ssd->counters().direct_refusals == 1);
   CHECK_FALSE(tier.ssd->facts().direct);
+  CHECK(tier.ssd->facts().why_not_direct.find("EINVAL") != std::string::npos);
   tier.reopen();
   CHECK(tier.ssd->facts().direct);
+  CHECK(tier.ssd->facts().why_not_direct.empty());
   CHECK(tier.entries() == 20);
 }
 
