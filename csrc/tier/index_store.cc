@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "block/checksum.h"
+#include "tier/index_check.h"
 #include "tier/index_parts.h"
 
 namespace kvpool {
@@ -170,7 +171,7 @@ Result<void> read_meta(IndexStore::Parts& parts) {
   if (txn.begin_code() != 0)
     return std::unexpected(parts.error(txn.begin_code(), "cannot be read"));
   const int opened = open_databases(parts, txn, 0);
-  if (opened == MDB_NOTFOUND)
+  if (opened == MDB_NOTFOUND || opened == MDB_INCOMPATIBLE)
     return std::unexpected(refused(parts.path, "is not the index of a kvpool tier"));
   if (opened != 0) return std::unexpected(parts.error(opened, "cannot be read"));
   MDB_val key = value_of(kMetaKey), value;
@@ -214,6 +215,11 @@ Result<std::unique_ptr<IndexStore>> IndexStore::open(const std::string& path, bo
   struct stat status;
   if (::fstat(file.fd(), &status) != 0)
     return std::unexpected(parts->error(errno, "cannot be opened"));
+  if (const auto checked = check_index(file.fd()); !checked) {
+    if (checked.error().code == Code::refused)
+      return std::unexpected(refused(path, checked.error().message));
+    return fail(checked.error().code, path + " " + checked.error().message);
+  }
   const auto bytes = static_cast<std::uint64_t>(status.st_size) / kIndexPageBytes * kIndexPageBytes;
 
   // Read-only needs no lock of LMDB's: the directory is locked, and nothing in it is touched.
@@ -314,10 +320,27 @@ std::uint64_t IndexStore::used_bytes() const { return parts_->used_bytes; }
 std::uint64_t IndexStore::written_bytes() const { return parts_->written_bytes; }
 std::uint64_t IndexStore::entries() const { return parts_->entries; }
 
+namespace {
+
+constexpr MDB_dbi kFreeDb = 0, kMainDb = 1;
+
+// As long as no later transaction has used them up.
+std::uint64_t pages_freed_by(MDB_txn* txn, std::size_t id) {
+  MDB_cursor* cursor = nullptr;  // mdb_get() does not show the free list
+  if (mdb_cursor_open(txn, kFreeDb, &cursor) != 0) return 0;
+  MDB_val key = value_of(id), value{};
+  std::uint64_t count = 0;
+  if (mdb_cursor_get(cursor, &key, &value, MDB_SET) == 0 && value.mv_size >= sizeof(count))
+    std::memcpy(&count, value.mv_data, sizeof(count));
+  mdb_cursor_close(cursor);
+  return count;
+}
+
+}  // namespace
+
 void IndexStore::Parts::refresh_figures(std::size_t committed) {
   IndexTxn txn(env, MDB_RDONLY);
   if (txn.begin_code() != 0) return;
-  constexpr MDB_dbi kFreeDb = 0, kMainDb = 1;
   std::uint64_t pages = 2;
   for (const MDB_dbi db : {kFreeDb, kMainDb, meta_db, spaces_db, classes_db, blocks_db}) {
     MDB_stat stat;
@@ -327,10 +350,7 @@ void IndexStore::Parts::refresh_figures(std::size_t committed) {
   }
   if (committed != 0) {
     // Every page that was written is new, or stands for one that was freed in its favour.
-    MDB_val key = value_of(committed), value;
-    std::size_t freed = 0;
-    if (mdb_get(txn, kFreeDb, &key, &value) == 0 && value.mv_size >= sizeof(freed))
-      std::memcpy(&freed, value.mv_data, sizeof(freed));
+    const std::uint64_t freed = pages_freed_by(txn, committed);
     const std::uint64_t before = used_bytes / kIndexPageBytes;
     const std::uint64_t written = pages + freed > before ? pages + freed - before : 0;
     written_bytes += (written + 1) * kIndexPageBytes;  // and the meta page

@@ -15,8 +15,14 @@ namespace kvpool::test {
 
 class ScratchDir {
  public:
-  ScratchDir() {
-    std::string name = (std::filesystem::temp_directory_path() / "kvpool-index-XXXXXX").string();
+  // In memory, thousands of commits take no time; it is as good as a disk unless that is the point.
+  enum class On { disk, memory };
+  explicit ScratchDir(On on = On::disk) {
+    const std::filesystem::path memory = "/dev/shm";
+    const auto folder = on == On::memory && std::filesystem::is_directory(memory)
+                            ? memory
+                            : std::filesystem::temp_directory_path();
+    std::string name = (folder / "kvpool-index-XXXXXX").string();
     REQUIRE(::mkdtemp(name.data()) != nullptr);
     path_ = name;
   }
