@@ -112,6 +112,17 @@ class Replay:
         Raises RuntimeError before finish().
         """
 
+class RawDisk:
+    """
+    A file of the bench's own, read and written past the page cache as fast as blocks can be.
+    """
+
+    def __init__(
+        self, path: str, blocks: int, block_bytes: int, batch: int, threads: int
+    ) -> None: ...
+    def write(self, blocks: Sequence[int]) -> None: ...
+    def read(self, blocks: Sequence[int]) -> None: ...
+
 class Layers:
     """Paged KV tensors, planned once for save and load."""
 
@@ -184,8 +195,15 @@ class Node:
         huge_pages: bool,
         salt: int,
         clock: ManualClock | None,
+        ssd: str,
+        ssd_capacity: int,
+        durability: str,
+        ssd_admit: str,
+        ssd_free_floor: int,
+        ssd_io_threads: int,
+        ssd_direct: bool,
     ) -> Node: ...
-    def close(self) -> None: ...
+    def close(self, flush_timeout_s: object | None) -> None: ...
     def require_usable(self) -> None:
         """Raise PoolClosed or ForkedProcess where no call can be made."""
 
@@ -195,7 +213,14 @@ class Node:
     def is_forked(self) -> bool: ...
     @property
     def base_address(self) -> int: ...
-    def resize(self, dram: int | None, max_blocks: int | None, timeout_s: object | None) -> int: ...
+    def resize(
+        self,
+        dram: int | None,
+        max_blocks: int | None,
+        ssd_capacity: int | None,
+        timeout_s: object | None,
+    ) -> int: ...
+    def flush(self, timeout_s: object | None) -> bool: ...
     def trim(self) -> None: ...
     def stats(self) -> dict[str, Any]: ...
     def settle(self, timeout_s: object | None) -> bool:
