@@ -13,21 +13,28 @@ class Clock {
  public:
   virtual ~Clock() = default;
   virtual Seconds now() const = 0;
+  // Seconds since 1970, for what outlives the process. May jump either way.
+  virtual double wall_s() const = 0;
 };
 
 class SystemClock final : public Clock {
  public:
-  Seconds now() const override {
+  Seconds now() const override { return read(CLOCK_MONOTONIC); }
+  double wall_s() const override { return read(CLOCK_REALTIME); }
+
+ private:
+  static double read(clockid_t clock) {
     timespec t{};
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(clock, &t);
     return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
   }
 };
 
-// Stands still until told; for replay and tests. Thread-safe.
+// Stands still until told, both its times alike; for replay and tests. Thread-safe.
 class ManualClock final : public Clock {
  public:
   Seconds now() const override { return now_.load(std::memory_order_relaxed); }
+  double wall_s() const override { return now(); }
   void set(Seconds now) { now_.store(now, std::memory_order_relaxed); }
 
  private:

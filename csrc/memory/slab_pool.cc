@@ -31,17 +31,34 @@ std::uint32_t units_for(std::uint64_t slot_bytes, std::uint32_t limit) {
 }  // namespace
 
 SlabPool::SlabPool(std::uint32_t units, std::uint32_t limit)
-    : state_(units, Unit::cold), slab_of_unit_(units, kNoSlab), limit_(limit) {}
+    : state_(units, Unit::cold), slab_of_unit_(units, kNoSlab), limit_(limit), end_(units) {}
 
 std::optional<ClassId> SlabPool::class_of(std::uint64_t block_bytes) {
   const std::uint64_t bytes = slot_bytes(block_bytes);
   for (ClassId id = 0; id < classes_.size(); ++id)
     if (classes_[id].slot_bytes == bytes) return id;
   if (classes_.size() >= kClassesMax) return std::nullopt;
+  return make_class(bytes, units_for(bytes, limit_));
+}
+
+std::optional<ClassId> SlabPool::class_with(std::uint64_t slot_bytes, std::uint32_t slab_units) {
+  const std::uint64_t slab_bytes = slab_units * kUnitBytes;
+  if (slot_bytes == 0 || slot_bytes % kPageBytes != 0 || slot_bytes > slab_bytes) return {};
+  if (slab_units > state_.size() || slab_bytes / slot_bytes >= kEndOfList) return {};
+  for (ClassId id = 0; id < classes_.size(); ++id) {
+    if (classes_[id].slot_bytes != slot_bytes) continue;
+    if (classes_[id].slab_units != slab_units) return {};
+    return id;
+  }
+  if (classes_.size() >= kClassesMax) return {};
+  return make_class(slot_bytes, slab_units);
+}
+
+ClassId SlabPool::make_class(std::uint64_t slot_bytes, std::uint32_t slab_units) {
   SizeClass made;
-  made.slot_bytes = bytes;
-  made.slab_units = units_for(bytes, limit_);
-  made.slab_slots = static_cast<std::uint32_t>(made.slab_units * kUnitBytes / bytes);
+  made.slot_bytes = slot_bytes;
+  made.slab_units = slab_units;
+  made.slab_slots = static_cast<std::uint32_t>(slab_units * kUnitBytes / slot_bytes);
   classes_.push_back(made);
   return static_cast<ClassId>(classes_.size() - 1);
 }
@@ -51,6 +68,7 @@ std::optional<Slot> SlabPool::take(ClassId id, std::uint32_t owner) {
   if (klass.with_room == kNoSlab) return std::nullopt;
   const SlabId slab_id = klass.with_room;
   Slab& slab = *slabs_[slab_id];
+  if (!slab.threaded) thread(slab);
   const std::uint32_t index = slab.free_head;
   const std::uint32_t link = slab.owners[index];
   KVP_CHECK((link & kFreeBit) != 0);
@@ -63,21 +81,30 @@ std::optional<Slot> SlabPool::take(ClassId id, std::uint32_t owner) {
 }
 
 bool SlabPool::add_slab(ClassId id, std::vector<UnitRun>& punch) {
-  SizeClass& klass = classes_[id];
-  const std::uint32_t count = klass.slab_units;
+  const std::uint32_t count = classes_[id].slab_units;
   if (used_ + count > limit_) return false;
   const auto first = find_run(count);
   if (!first) return false;
+  list(cut(id, *first));
+  // The run joined the committed units; what is warm elsewhere makes room for its cold part.
+  trim_to_limit(count, punch);
+  return true;
+}
+
+// A full run of free units becomes a slab of free slots, not listed yet.
+SlabId SlabPool::cut(ClassId id, std::uint32_t first) {
+  SizeClass& klass = classes_[id];
+  const std::uint32_t count = klass.slab_units;
+  const std::uint32_t end = first + count;
   std::uint32_t cold = 0;
-  for (std::uint32_t unit = *first; unit < *first + count; ++unit)
+  for (std::uint32_t unit = first; unit < end; ++unit) {
     if (state_[unit] == Unit::cold) ++cold;
-  // The run joins the committed units; what is warm elsewhere makes room for its cold part.
-  for (std::uint32_t unit = *first; unit < *first + count; ++unit) state_[unit] = Unit::in_slab;
+    state_[unit] = Unit::in_slab;
+  }
   used_ += count;
   committed_ += cold;
   while (low_ < state_.size() && state_[low_] == Unit::in_slab) ++low_;
-  high_ = std::max(high_, *first + count);
-  trim_to_limit(count, punch);
+  high_ = std::max(high_, end);
 
   SlabId slab_id;
   if (!free_slab_ids_.empty()) {
@@ -89,18 +116,62 @@ bool SlabPool::add_slab(ClassId id, std::vector<UnitRun>& punch) {
     slabs_.push_back(std::make_unique<Slab>());
   }
   Slab& slab = *slabs_[slab_id];
-  slab.first_unit = *first;
+  slab.first_unit = first;
   slab.units = count;
   slab.klass = id;
   slab.pages = cold > 0 ? Pages::missing : Pages::present;
-  slab.owners.resize(klass.slab_slots);
-  for (std::uint32_t i = 0; i < klass.slab_slots; ++i)
-    slab.owners[i] = kFreeBit | (i + 1 < klass.slab_slots ? i + 1 : kEndOfList);
-  std::fill_n(slab_of_unit_.begin() + *first, count, slab_id);
+  slab.owners.assign(klass.slab_slots, kFreeBit);
+  slab.threaded = false;
+  std::fill_n(slab_of_unit_.begin() + first, count, slab_id);
   ++klass.slabs;
   klass.slots += klass.slab_slots;
-  list(slab_id);
+  return slab_id;
+}
+
+// Links the free slots, lowest first.
+void SlabPool::thread(Slab& slab) {
+  std::uint32_t next = kEndOfList;
+  for (auto index = static_cast<std::uint32_t>(slab.owners.size()); index-- > 0;) {
+    if ((slab.owners[index] & kFreeBit) == 0) continue;
+    slab.owners[index] = kFreeBit | next;
+    next = index;
+  }
+  slab.free_head = next;
+  slab.threaded = true;
+}
+
+// Takes a slot out of the middle of its slab's list, which is linked one way: so the links are
+// dropped, and the next take() makes them anew from the free bits.
+bool SlabPool::restore(ClassId id, std::uint32_t first_unit, std::uint32_t index,
+                       std::uint32_t owner) {
+  SizeClass& klass = classes_[id];
+  if (first_unit >= state_.size() || index >= klass.slab_slots) return false;
+  SlabId slab_id = slab_of_unit_[first_unit];
+  if (slab_id == kNoSlab) {
+    if (!may_cut(first_unit, klass.slab_units)) return false;
+    slab_id = cut(id, first_unit);
+    list(slab_id);
+  }
+  Slab& slab = *slabs_[slab_id];
+  if (slab.klass != id || slab.first_unit != first_unit) return false;
+  if ((slab.owners[index] & kFreeBit) == 0) return false;
+  slab.owners[index] = owner;
+  slab.threaded = false;
+  ++slab.taken;
+  ++klass.taken;
+  if (slab.taken == klass.slab_slots) unlist(slab_id);
   return true;
+}
+
+// Are all units of the run free, before the end, and committed without breaking the limit?
+bool SlabPool::may_cut(std::uint32_t first, std::uint32_t count) const {
+  if (first >= end_ || count > end_ - first || used_ + count > limit_) return false;
+  std::uint32_t cold = 0;
+  for (std::uint32_t unit = first; unit < first + count; ++unit) {
+    if (state_[unit] == Unit::in_slab || state_[unit] == Unit::warming) return false;
+    cold += state_[unit] == Unit::cold;
+  }
+  return committed_ + cold <= limit_;
 }
 
 void SlabPool::give(const Slot& slot) {
@@ -185,9 +256,22 @@ void SlabPool::trim(std::uint32_t keep, std::uint32_t at_most, std::vector<UnitR
   }
 }
 
+void SlabPool::set_end(std::uint32_t units) {
+  end_ = std::min(units, static_cast<std::uint32_t>(state_.size()));
+}
+
+std::vector<SlabId> SlabPool::slabs_beyond(std::uint32_t unit) const {
+  std::vector<SlabId> found;
+  for (; unit < high_; ++unit) {
+    const SlabId slab = slab_of_unit_[unit];
+    if (slab != kNoSlab && (found.empty() || found.back() != slab)) found.push_back(slab);
+  }
+  return found;
+}
+
 std::optional<std::uint32_t> SlabPool::start_warming() {
   if (committed_ + warming_ >= limit_) return std::nullopt;
-  for (auto unit = cold_from_; unit < state_.size(); ++unit) {
+  for (auto unit = cold_from_; unit < end_; ++unit) {
     if (state_[unit] != Unit::cold) continue;
     state_[unit] = Unit::warming;
     cold_from_ = unit + 1;
@@ -227,7 +311,7 @@ std::optional<std::uint32_t> SlabPool::find_run(std::uint32_t count) const {
   std::optional<std::uint32_t> any;
   std::uint32_t run = 0, warm = 0, seen_warm = 0;
   const std::uint32_t warm_total = free_committed();
-  for (std::uint32_t unit = low_; unit < state_.size(); ++unit) {
+  for (std::uint32_t unit = low_; unit < end_; ++unit) {
     const bool is_warm = state_[unit] == Unit::warm;
     const bool is_free = is_warm || state_[unit] == Unit::cold;
     run = is_free ? run + 1 : 0;
@@ -280,6 +364,20 @@ void SlabPool::free_slab(SlabId id) {
   free_slab_ids_.push_back(id);
 }
 
+// How many there are; where they are linked, the links lead to each of them once.
+std::uint32_t SlabPool::check_free_slots(const Slab& slab) {
+  std::uint32_t free = 0;
+  for (const std::uint32_t owner : slab.owners) free += (owner & kFreeBit) != 0;
+  if (!slab.threaded || free == 0) return free;
+  std::uint32_t linked = 0;
+  for (std::uint32_t at = slab.free_head; at != kEndOfList; at = slab.owners[at] & ~kFreeBit) {
+    KVP_CHECK(at < slab.owners.size() && (slab.owners[at] & kFreeBit) != 0);
+    KVP_CHECK(++linked <= free);
+  }
+  KVP_CHECK(linked == free);
+  return free;
+}
+
 void SlabPool::check_invariants() const {
   std::vector<std::uint64_t> slots(classes_.size()), taken(classes_.size());
   std::vector<std::uint32_t> slabs(classes_.size());
@@ -288,12 +386,9 @@ void SlabPool::check_invariants() const {
     if (!slabs_[id]) continue;
     const Slab& slab = *slabs_[id];
     const SizeClass& klass = classes_[slab.klass];
-    std::uint32_t free = 0;
-    if (slab.taken < klass.slab_slots)
-      for (std::uint32_t at = slab.free_head; at != kEndOfList; at = slab.owners[at] & ~kFreeBit) {
-        KVP_CHECK((slab.owners[at] & kFreeBit) != 0);
-        KVP_CHECK(++free <= klass.slab_slots);
-      }
+    KVP_CHECK(slab.units == klass.slab_units && slab.owners.size() == klass.slab_slots);
+    const std::uint32_t free = check_free_slots(slab);
+    KVP_CHECK(slab.taken > 0 || slab.listed);  // only between add_slab() and take()
     KVP_CHECK(free + slab.taken == klass.slab_slots);
     KVP_CHECK(slab.listed == (free > 0 && !slab.draining));
     for (std::uint32_t unit = slab.first_unit; unit < slab.first_unit + slab.units; ++unit)
@@ -314,7 +409,8 @@ void SlabPool::check_invariants() const {
     KVP_CHECK(state_[unit] != Unit::cold);
   for (std::uint32_t unit = high_; unit < state_.size(); ++unit)
     KVP_CHECK(state_[unit] == Unit::cold);
-  KVP_CHECK(committed_ == used_ + warm);
+  KVP_CHECK(committed_ == used_ + warm && end_ <= state_.size());
+  for (std::uint32_t unit = 0; unit < low_; ++unit) KVP_CHECK(state_[unit] == Unit::in_slab);
   for (ClassId id = 0; id < classes_.size(); ++id)
     KVP_CHECK(slots[id] == classes_[id].slots && taken[id] == classes_[id].taken &&
               slabs[id] == classes_[id].slabs);

@@ -1,10 +1,12 @@
-// Cuts an arena into slabs and slabs into equal slots. Moves no bytes, makes no system call.
+// Cuts an arena, or a file, into slabs and slabs into equal slots. Moves no bytes, makes no system
+// call.
 //
 // A slab is a run of whole units (2 MiB); each size class picks the run that wastes least, and a
 // slab whose last slot is given back leaves its class at once, so classes never calcify. Physical
 // memory is what is limited, not addresses: the arena has kAddressFactor times more addresses than
 // it may ever commit, so that a run of units is found as the others lie in practice (a history
-// that keeps one small slab in every stretch of that length can prevent it).
+// that keeps one small slab in every stretch of that length can prevent it). In a file, addresses
+// and limit are the same, and what a record of an earlier run names is taken with restore().
 //
 // Invariants: 1. units committed (in a slab, or free but still backed by pages) <= unit limit,
 //                except while a shrink is under way;
@@ -50,6 +52,10 @@ class SlabPool {
   }
   // The class of a block size, made at its first use; nullopt when there are kClassesMax already.
   std::optional<ClassId> class_of(std::uint64_t block_bytes);
+  // The class of a slot size whose slabs have a given length, as an earlier run chose it. nullopt:
+  // the class is there with another length, there are kClassesMax already, or the numbers are none
+  // of ours. Any numbers may be asked about.
+  std::optional<ClassId> class_with(std::uint64_t slot_bytes, std::uint32_t slab_units);
   std::uint32_t class_count() const { return static_cast<std::uint32_t>(classes_.size()); }
 
   // A free slot of an existing slab; nullopt when the class has none. `owner`: below 2^31.
@@ -59,6 +65,11 @@ class SlabPool {
   // not enough units under the limit, or no run of addresses long enough.
   bool add_slab(ClassId id, std::vector<UnitRun>& punch);
   void give(const Slot& slot);
+  // Takes exactly this slot, and cuts the slab at exactly these units when it is not there. False,
+  // and nothing changed: the slot is taken or does not exist, the units belong to another slab, are
+  // not free or beyond the end, or more would be committed than the limit. Any numbers may be asked
+  // for but `id`. At any time; O(1), but the slab's next take() is O(slots).
+  bool restore(ClassId id, std::uint32_t first_unit, std::uint32_t index, std::uint32_t owner);
 
   // Who makes the pages of a slab that was cut without: its first writer (`missing`) all of them,
   // a writer that comes meanwhile (`being_made`) those of its own slot. The first one says how it
@@ -95,6 +106,11 @@ class SlabPool {
   // Growing is at once. After shrinking the caller empties slabs and trims while committed() >
   // limit().
   void set_limit(std::uint32_t limit) { limit_ = limit; }
+  // From this unit on no slab is cut any more, as where a file is to end; slabs that reach beyond
+  // stay until they are emptied. May be raised again, up to the addresses there are.
+  void set_end(std::uint32_t units);
+  // Slabs with a unit at or beyond this one, in the order they lie. O(units).
+  std::vector<SlabId> slabs_beyond(std::uint32_t unit) const;
   // Takes the pages of free units away, down to `keep` units or what the limit allows, but of
   // `at_most` units: punching one costs 0.4 ms.
   void trim(std::uint32_t keep, std::uint32_t at_most, std::vector<UnitRun>& punch);
@@ -118,6 +134,7 @@ class SlabPool {
     std::uint32_t free_head = 0;  // index of the first free slot; owners[] links the rest
     Pages pages = Pages::missing;
     bool draining = false, listed = false;
+    bool threaded = true;  // false: free_head and the links of free slots mean nothing
     SlabId previous = kNoSlab, next = kNoSlab;  // in the class's list of slabs with room
     std::vector<std::uint32_t> owners;          // taken: the owner; free: next free | kFreeBit
   };
@@ -129,7 +146,12 @@ class SlabPool {
   };
   enum class Unit : std::uint8_t { cold, warming, warm, in_slab };
 
+  ClassId make_class(std::uint64_t slot_bytes, std::uint32_t slab_units);
   std::optional<std::uint32_t> find_run(std::uint32_t count) const;
+  bool may_cut(std::uint32_t first, std::uint32_t count) const;
+  SlabId cut(ClassId id, std::uint32_t first);
+  static void thread(Slab& slab);
+  static std::uint32_t check_free_slots(const Slab& slab);
   void list(SlabId id);
   void unlist(SlabId id);
   void free_slab(SlabId id);
@@ -140,6 +162,7 @@ class SlabPool {
   std::vector<Unit> state_;           // per unit
   std::vector<SlabId> slab_of_unit_;  // per unit; kNoSlab outside slabs
   std::uint32_t limit_, committed_ = 0, used_ = 0, warming_ = 0;
+  std::uint32_t end_;            // no slab is cut from here on
   std::uint32_t cold_from_ = 0;  // no cold unit lies below
   std::uint32_t high_ = 0;       // units from here on never had pages
   std::uint32_t low_ = 0;        // no free unit lies below

@@ -26,9 +26,10 @@ IndexReader::Read IndexReader::read_record(std::uint32_t number, const Hash128& 
   if (low != key.low || high != key.high || static_cast<std::uint32_t>(both >> 32) != incarnation)
     return Read::no;
   if (generation == 0) return Read::changing;
+  // The tier before the offset: see IndexWriter::promote.
+  const std::uint64_t tier = record.tier.load(std::memory_order_acquire);
   found = {number, static_cast<std::uint32_t>(both), generation,
-           record.offset.load(std::memory_order_relaxed),
-           record.tier.load(std::memory_order_relaxed)};
+           record.offset.load(std::memory_order_relaxed), tier};
   std::atomic_thread_fence(std::memory_order_acquire);
   if (record.generation.load(std::memory_order_relaxed) != generation) return Read::changing;
   // An offset from shared memory is never trusted unchecked.
@@ -127,7 +128,8 @@ std::size_t IndexReader::lookup(std::span<const Hash128> keys, std::uint32_t inc
         if (tiers != nullptr) std::fill(tiers + at, tiers + keys.size(), std::uint8_t{0});
         return at;
       }
-      if (tiers != nullptr) tiers[at] = static_cast<std::uint8_t>(found.tier);
+      if (tiers != nullptr)
+        tiers[at] = static_cast<std::uint8_t>((found.tier & kTierDram) != 0 ? kTierDram : kTierSsd);
     }
   }
   return keys.size();

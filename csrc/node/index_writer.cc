@@ -64,11 +64,11 @@ void IndexWriter::prepare(std::uint32_t number, const Fields& fields) {
   record.offset.store(fields.offset, std::memory_order_relaxed);
 }
 
-std::uint64_t IndexWriter::publish(std::uint32_t number, const Hash128& sum) {
+std::uint64_t IndexWriter::publish(std::uint32_t number, const Hash128& sum, std::uint64_t tier) {
   Record& record = view_.record(number);
   record.sum_low.store(sum.low, std::memory_order_relaxed);
   record.sum_high.store(sum.high, std::memory_order_relaxed);
-  record.tier.store(kTierDram, std::memory_order_relaxed);
+  record.tier.store(tier, std::memory_order_relaxed);
   fence_before_publish();
   record.generation.store(++generation_, std::memory_order_release);
   return generation_;
@@ -100,6 +100,37 @@ std::uint64_t IndexWriter::move(std::uint32_t number, std::uint64_t offset) {
   record.offset.store(offset, std::memory_order_relaxed);
   record.generation.store(++generation_, std::memory_order_release);
   return generation_;
+}
+
+// Readers load the tier before the offset, and look at the offset only if the tier says DRAM. So
+// the offset is there before the tier says so, and is left as it is when the tier stops saying so:
+// whoever read it a moment ago finds another generation before the slot is written again. The fence
+// at the start keeps a second change from being seen without the first one's generation.
+std::uint64_t IndexWriter::promote(std::uint32_t number, std::uint64_t offset) {
+  Record& record = view_.record(number);
+  fence_before_publish();
+  record.offset.store(offset, std::memory_order_relaxed);
+  record.tier.store(kTierDram | kTierSsd, std::memory_order_release);
+  record.generation.store(++generation_, std::memory_order_release);
+  return generation_;
+}
+
+std::uint64_t IndexWriter::demote(std::uint32_t number) {
+  Record& record = view_.record(number);
+  fence_before_publish();
+  record.tier.store(kTierSsd, std::memory_order_relaxed);
+  record.generation.store(++generation_, std::memory_order_release);
+  return generation_;
+}
+
+void IndexWriter::set_tier(std::uint32_t number, std::uint64_t tier) {
+  view_.record(number).tier.store(tier, std::memory_order_relaxed);
+}
+
+Hash128 IndexWriter::sum(std::uint32_t number) const {
+  const Record& record = view_.record(number);
+  return {record.sum_low.load(std::memory_order_relaxed),
+          record.sum_high.load(std::memory_order_relaxed)};
 }
 
 bool IndexWriter::insert(const Hash128& key, std::uint32_t incarnation, std::uint32_t record) {

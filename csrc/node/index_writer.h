@@ -37,13 +37,20 @@ class IndexWriter {
   };
   void prepare(std::uint32_t record, const Fields& fields);
   // Makes a prepared record readable and returns its new generation. The payload is in its slot.
-  std::uint64_t publish(std::uint32_t record, const Hash128& sum);
+  std::uint64_t publish(std::uint32_t record, const Hash128& sum, std::uint64_t tier = kTierDram);
   Fields fields(std::uint32_t record) const;
   // The record stops being readable; returns the generation it had.
   std::uint64_t withdraw(std::uint32_t record);
   // After the slot's bytes were copied elsewhere: same key, new place, new generation. The record
   // stays readable throughout; the old place may be written again after the next fence.
   std::uint64_t move(std::uint32_t record, std::uint64_t offset);
+  // The block's bytes are in DRAM as well, at that offset; or they are there no more, and the slot
+  // may be written again after the next fence. New generation; never unreadable either.
+  std::uint64_t promote(std::uint32_t record, std::uint64_t offset);
+  std::uint64_t demote(std::uint32_t record);
+  // Another tier has, or has no more, a copy; what readers hold stays good.
+  void set_tier(std::uint32_t record, std::uint64_t tier);
+  Hash128 sum(std::uint32_t record) const;
 
   // False: no place within kProbeMax buckets and the table cannot grow.
   bool insert(const Hash128& key, std::uint32_t incarnation, std::uint32_t record);

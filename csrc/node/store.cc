@@ -41,8 +41,8 @@ Result<std::unique_ptr<Store>> Store::create(const StoreOptions& options) {
   if (!arena) return std::unexpected(arena.error());
   // A record for every page the pool may commit: slots are whole pages, so records never run out
   // before slots do.
-  const auto records_max = static_cast<std::uint32_t>(
-      std::min(kRecordsMax, units_of(bytes_max) * (kUnitBytes / kPageBytes)));
+  const auto records_max = static_cast<std::uint32_t>(std::min(
+      kRecordsMax, units_of(bytes_max) * (kUnitBytes / kPageBytes) + options.ssd_entries_max));
   auto index = Arena::create("kvpool-index", IndexWriter::index_bytes(records_max));
   if (!index) return std::unexpected(index.error());
   return std::unique_ptr<Store>(
@@ -88,6 +88,7 @@ Result<Namespace*> Store::open_namespace(const Hash128& id, std::uint64_t block_
 
 void Store::drop(Namespace& space) {
   dead_ += space.blocks;
+  if (ssd_) ssd_->drop_space(space.incarnation.load(std::memory_order_relaxed));
   namespaces_.renew(space);
 }
 
@@ -129,26 +130,30 @@ Store::Reserved Store::reserve(const Namespace& space, const Hash128& key, Secon
                        .state = State::reserved,
                        .klass = static_cast<std::uint8_t>(space.size_class),
                        .parked = false,
-                       .unused = 0};
+                       .flags = kInDram};
   index_->prepare(*record, {key, incarnation, space.block_bytes, slot->offset});
   pending_.emplace(PendingKey{key, incarnation}, *record);
   answer.outcome = Outcome::reserved;
   answer.record = *record;
   answer.offset = slot->offset;
-  switch (slabs_.claim_pages(slot->slab)) {
+  claim_pages(*slot, space.size_class, answer);
+  return answer;
+}
+
+void Store::claim_pages(const Slot& slot, ClassId klass, Reserved& answer) {
+  switch (slabs_.claim_pages(slot.slab)) {
     case SlabPool::Pages::missing:
       answer.makes_slab = true;
-      answer.pages_offset = slabs_.slab_offset(slot->slab);
-      answer.pages_bytes = slabs_.slab_bytes(slot->slab);
+      answer.pages_offset = slabs_.slab_offset(slot.slab);
+      answer.pages_bytes = slabs_.slab_bytes(slot.slab);
       break;
     case SlabPool::Pages::being_made:
-      answer.pages_offset = slot->offset;
-      answer.pages_bytes = slabs_.slot_bytes_of(space.size_class);
+      answer.pages_offset = slot.offset;
+      answer.pages_bytes = slabs_.slot_bytes_of(klass);
       break;
     case SlabPool::Pages::present:
       break;
   }
-  return answer;
 }
 
 void Store::pages_made(BlockId record, bool made) {
@@ -174,11 +179,14 @@ Store::Committed Store::commit(BlockId record, const Hash128& sum, BlockId paren
   pending_.erase({fields.key, fields.incarnation});
   mine.state = State::resident;
   ++resident_;
+  ++in_dram_;
   ++space->blocks;
   ++counters_.puts;
   const bool known = parent != kNoBlock && private_[parent].state == State::resident;
-  policy_->insert(record, fingerprint(fields.incarnation, fields.key), known ? parent : kNoBlock,
-                  mine.klass, now);
+  const bool is_remembered =
+      policy_->insert(record, fingerprint(fields.incarnation, fields.key),
+                      known && is_in_dram(parent) ? parent : kNoBlock, mine.klass, now);
+  if (ssd_) has_come(record, known ? parent : kNoBlock, is_remembered, now);
   return Committed::stored;
 }
 
@@ -205,7 +213,7 @@ std::optional<BlockId> Store::take_record() {
 
 void Store::free_record(BlockId record) {
   private_[record] = {
-      .pins_or_next = free_head_, .state = State::free, .klass = 0, .parked = false, .unused = 0};
+      .pins_or_next = free_head_, .state = State::free, .klass = 0, .parked = false, .flags = 0};
   free_head_ = record + 1;
   ++free_count_;
 }
@@ -230,18 +238,35 @@ void Store::unpin(BlockId record) {
   if (--mine.pins_or_next > 0) return;
   if (mine.state == State::zombie) {
     --zombies_;
-    slabs_.give(slabs_.slot_at(index_->fields(record).offset));
-    free_record(record);
-  } else if (mine.parked) {
+    release_slots(record);
+    return;
+  }
+  if (mine.parked) {
     mine.parked = false;
     policy_->give_back(record);
   }
+  if ((mine.flags & kSsdParked) != 0) {
+    mine.flags &= static_cast<std::uint8_t>(~kSsdParked);
+    ssd_->heat().give_back(record);
+  }
+}
+
+void Store::touch(BlockId record, Seconds now) {
+  Private& mine = private_[record];
+  if ((mine.flags & kInDram) != 0) policy_->touch(record, now);
+  if (!ssd_) return;
+  ssd_->heat().touch(record, now);
+  counters_.restored_hits += (mine.flags & kRestored) != 0;
+  if ((mine.flags & kOnSsd) == 0)
+    write_soon(record);  // a second use
+  else if ((mine.flags & kUsed) == 0 && ssd_->note_use(record))
+    mine.flags |= kUsed;
 }
 
 void Store::touch(BlockId record, std::uint64_t generation, Seconds now) {
   if (record >= records_used_ || private_[record].state != State::resident) return;
   const Record& shared = view().record(record);
-  if (shared.generation.load(std::memory_order_relaxed) == generation) policy_->touch(record, now);
+  if (shared.generation.load(std::memory_order_relaxed) == generation) touch(record, now);
 }
 
 // --- facts ---------------------------------------------------------------------------------------
@@ -259,26 +284,30 @@ std::uint64_t Store::bytes_of_books() const {
   for (ClassId id = 0; id < slabs_.class_count(); ++id)
     owners += (slabs_.taken_slots(id) + slabs_.free_slots(id)) * sizeof(std::uint32_t);
   return records_used_ * (sizeof(Record) + sizeof(Private)) + index_->table_bytes() + policy.bytes -
-         policy.ghost_bytes + owners + namespaces_.bytes();
+         policy.ghost_bytes + owners + namespaces_.bytes() + (ssd_ ? ssd_->bytes() : 0);
 }
 
 void Store::check_invariants() const {
-  std::uint64_t count[4] = {}, taken = 0, pins = 0, dead = 0, parked = 0;
+  std::uint64_t count[4] = {}, taken = 0, pins = 0, dead = 0, in_dram = 0, loading = 0;
   std::unordered_map<std::uint32_t, std::uint64_t> per_space;
   for (BlockId record = 0; record < records_used_; ++record) {
     const Private& mine = private_[record];
     ++count[static_cast<int>(mine.state)];
     if (mine.state == State::free) continue;
-    ++taken;
     const IndexWriter::Fields fields = index_->fields(record);
-    KVP_CHECK(slabs_.owner(slabs_.slot_at(fields.offset)) == record);
-    KVP_CHECK(slabs_.slot_at(fields.offset).offset == fields.offset);
+    if (is_in_dram(record)) {
+      ++taken;
+      KVP_CHECK(slabs_.owner(slabs_.slot_at(fields.offset)) == record);
+      KVP_CHECK(slabs_.slot_at(fields.offset).offset == fields.offset);
+    }
+    loading += (mine.flags & kLoading) != 0;
     const bool readable = view().record(record).generation.load(std::memory_order_relaxed) != 0;
     KVP_CHECK(readable == (mine.state == State::resident));
     if (mine.state != State::reserved) pins += mine.pins_or_next;
     if (mine.parked) KVP_CHECK(mine.state == State::resident && mine.pins_or_next > 0);
-    parked += mine.parked;
     if (mine.state != State::resident) continue;
+    in_dram += is_in_dram(record);
+    KVP_CHECK((mine.flags & (kInDram | kOnSsd)) != 0);
     BlockId found = kNoBlock;
     KVP_CHECK(index_->find(fields.key, fields.incarnation, found) && found == record);
     ++per_space[fields.incarnation];
@@ -289,15 +318,18 @@ void Store::check_invariants() const {
   KVP_CHECK(count[static_cast<int>(State::resident)] == resident_);
   KVP_CHECK(count[static_cast<int>(State::zombie)] == zombies_);
   KVP_CHECK(pins == pins_ && dead == dead_ && index_->entries() == resident_);
+  KVP_CHECK(in_dram == in_dram_ && loading == loading_);
   for (const auto& [incarnation, blocks] : per_space)
     if (const Namespace* space = namespaces_.of(incarnation)) KVP_CHECK(space->blocks == blocks);
   std::uint64_t slots = 0;
   for (ClassId id = 0; id < slabs_.class_count(); ++id) slots += slabs_.taken_slots(id);
-  KVP_CHECK(slots == taken);  // free + held = total, with the slab pool's own count
-  KVP_CHECK(policy_->stats().resident == resident_);
+  // free + held = total, with the slab pool's own count
+  KVP_CHECK(slots == taken + loading_);
+  KVP_CHECK(policy_->stats().resident == in_dram_);
   slabs_.check_invariants();
   index_->check_invariants();
   policy_->check_invariants();
+  if (ssd_) check_ssd_invariants();
 }
 
 }  // namespace kvpool

@@ -4,15 +4,21 @@
 //   free -> reserved -> resident -> free        a block that nobody pins when it goes
 //                           \-> zombie -> free  one that somebody still reads
 //
+// A resident block lies in DRAM, on the SSD, or in both; its record is the same throughout
+// (node/ssd_books.h, store_ssd.cc).
+//
 // Invariants: 1. a key of a namespace has at most one record that is reserved or resident;
-//             2. only commit() makes a key visible, only retire() takes one away;
-//             3. a slot is given back when its record is neither reserved, resident nor pinned;
+//             2. only commit() and restore() make a key visible, only retire() takes one away;
+//             3. a slot is given back when its record is neither reserved, resident nor pinned, or
+//                when the block has a copy in another tier and nobody pins it;
 //             4. records free + reserved + resident + zombie = records ever used, and the same for
-//                slots (check_invariants counts both).
+//                slots (check_invariants counts both);
+//             5. a block on the SSD has its parent there too, so no suffix survives its prefix.
 // Thread rule: the node's lock. Readers run beside it through IndexReader.
 #pragma once
 #include <bitset>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -23,6 +29,7 @@
 #include "memory/slab_pool.h"
 #include "node/index_writer.h"
 #include "node/namespaces.h"
+#include "node/ssd_books.h"
 #include "policy/policy.h"
 
 namespace kvpool {
@@ -34,6 +41,7 @@ struct StoreOptions {
   PolicyKind policy = PolicyKind::temperature;
   double tau_s = 0;        // 0 = follow the workload
   std::uint64_t salt = 0;  // of the index; random, so that keys cannot be chosen to collide
+  std::uint64_t ssd_entries_max = 0;  // blocks that an SSD tier may come to hold; 0 = there is none
 };
 
 enum class NoRoom : std::uint8_t {
@@ -46,6 +54,32 @@ enum class NoRoom : std::uint8_t {
 struct StoreCounters {
   std::uint64_t puts = 0, present = 0, evictions = 0, removed = 0, aborted = 0;
   std::uint64_t slabs_moved = 0, blocks_moved = 0;
+  // With an SSD tier. `evictions` counts whatever left DRAM for room; of these:
+  std::uint64_t demotions = 0;          // stay on the SSD
+  std::uint64_t evicted_unwritten = 0;  // were on their way there, and are gone
+  std::uint64_t promotions = 0, ssd_evictions = 0, ssd_moved = 0;
+  std::uint64_t not_worth = 0;    // colder than anything on a full SSD
+  std::uint64_t ssd_no_room = 0;  // nothing on the SSD could go
+  std::uint64_t ssd_lost = 0;     // copies that could not be read
+  std::uint64_t restored = 0, restored_hits = 0, restored_orphans = 0;
+};
+
+// What one group does, and which records it is about. Made by Store::next_group(), carried out by
+// the node's writer, told to Store::group_done().
+struct WriteBack {
+  struct Item {  // one per write of the group
+    BlockId record = kNoBlock;
+    bool is_move = false;
+    SsdPlace from;  // is_move: where the bytes are, unless they are in DRAM as well
+  };
+  SsdGroup group;
+  std::vector<Item> items;
+  std::unordered_map<BlockId, std::uint32_t> index_of;  // in both
+  std::uint64_t bytes = 0;
+  bool empty() const {
+    return items.empty() && group.deletes.empty() && group.stamps.empty() &&
+           group.dropped_spaces.empty();
+  }
 };
 
 class Store {
@@ -86,7 +120,7 @@ class Store {
   bool find(const Namespace& space, const Hash128& key, BlockId& record) const;
   void pin(BlockId record);
   void unpin(BlockId record);
-  void touch(BlockId record, Seconds now) { policy_->touch(record, now); }
+  void touch(BlockId record, Seconds now);
   // A touch reported from outside: counts only if that generation is still there.
   void touch(BlockId record, std::uint64_t generation, Seconds now);
   void remove(BlockId record, Seconds now) { retire(record, Leave::removed, now); }
@@ -116,7 +150,61 @@ class Store {
   // False: done.
   bool empty_step(Seconds now);
 
+  // --- the SSD tier (store_ssd.cc) ---
+  // Once, before anything is put.
+  void attach_ssd(const SsdBooksOptions& options);
+  void detach_ssd();
+  bool has_ssd() const { return ssd_ != nullptr; }
+  SsdBooks& ssd() { return *ssd_; }
+  // Takes in what the tier has. `decay`: heat left of heat 1 at that stamp. Refuses what this pool
+  // has no room to bring back; `forgotten`: entries that cannot be kept.
+  Result<void> restore_spaces(const std::vector<SsdSpace>& spaces,
+                              const std::vector<SsdClass>& classes);
+  bool restore_entry(const BlockKey& key, const BlockEntry& entry);
+  // After the last entry: chains and heat. `heat_of` is asked once per record, by record.
+  using HeatOf = std::function<double(BlockId)>;
+  using ParentOf = std::function<Hash128(BlockId)>;
+  void restore_chains(const ParentOf& parent_of, const HeatOf& heat_of, Seconds now);
+
+  bool is_in_dram(BlockId record) const { return (private_[record].flags & kInDram) != 0; }
+  bool is_on_ssd(BlockId record) const { return (private_[record].flags & kOnSsd) != 0; }
+  // On its way to the SSD, and not yet known to have arrived or failed.
+  bool is_due(BlockId record) const { return (private_[record].flags & (kQueued | kWriting)) != 0; }
+  void write_soon(BlockId record);
+  // What the next group holds, at most so much. Pins what is to be written.
+  struct GroupLimits {
+    std::size_t blocks = 256;
+    std::uint64_t bytes = 32ull << 20;
+    bool must = false;  // durable: what is queued is written, worth it or not
+    std::uint32_t stamp_s = 0;
+  };
+  void next_group(const GroupLimits& limits, WriteBack& batch, Seconds now);
+  void group_done(WriteBack& batch, bool committed, Seconds now);
+  void drop_item(WriteBack& batch, std::size_t index, Seconds now);  // before it is written
+  bool has_group_work() const;
+  // Every block worth keeping that is not on the SSD goes into the queue. O(records).
+  void queue_all_worthy();
+  void forget_queue();  // the tier takes no more writes
+
+  // A DRAM slot for a pinned block that is on the SSD alone. `forced`: whether or not it is warm
+  // enough to stay. no_room: read it past DRAM.
+  Reserved reserve_promotion(BlockId record, bool forced, Seconds now);
+  // Its bytes are in that slot: readable there from now on. The reservation is over either way.
+  void promote(BlockId record, std::uint64_t offset, Seconds now);
+  void abandon_promotion(BlockId record, std::uint64_t offset);
+  void promotion_pages_made(std::uint64_t offset, bool made);
+  // The SSD's copy cannot be read: the block loses it, or is gone if that was all.
+  void lose_ssd_copy(BlockId record, bool quarantine, Seconds now);
+  SsdPlace ssd_place(BlockId record) const {
+    return ssd_->place(record, index_->fields(record).bytes);
+  }
+  Hash128 sum_of(BlockId record) const;
+  // Another length of the slab file. A shorter one is emptied by the groups that follow.
+  void set_ssd_units(const SsdFacts& facts);
+  bool is_ssd_shrunk() const;
+
   // --- facts ---
+  std::uint64_t ssd_blocks() const { return on_ssd_; }
   const StoreCounters& counters() const { return counters_; }
   PolicyStats policy_stats() const { return policy_->stats(); }
   double temperature(BlockId record) const { return policy_->temperature(record); }
@@ -143,9 +231,19 @@ class Store {
     State state;
     std::uint8_t klass;
     bool parked;  // resident and pinned, found so by an eviction: out of the policy's order
-    std::uint8_t unused;
+    std::uint8_t flags;
   };
   static_assert(sizeof(Private) == 8);
+  enum Flags : std::uint8_t {
+    kInDram = 1,     // has a slot of the arena
+    kOnSsd = 2,      // its entry is in the index of the SSD tier
+    kLoading = 4,    // a second slot of the arena is being filled from the SSD
+    kQueued = 8,     // waits to be written
+    kWriting = 16,   // is being written, and pinned for it
+    kSsdParked = 32,  // `parked`, of the order in which blocks leave the SSD
+    kRestored = 64,  // was on the SSD when the pool was opened
+    kUsed = 128,     // used since the index of the SSD tier heard of it
+  };
   struct PendingKey {
     Hash128 key;
     std::uint32_t incarnation;
@@ -173,8 +271,35 @@ class Store {
   bool empty_slab(SlabId slab, const std::vector<std::uint32_t>& owners);
   bool sweep_some(Seconds now);
   void retire(BlockId record, Leave why, Seconds now);
+  void release_slots(BlockId record);
+  void give_dram_slot(std::uint64_t offset);
   void free_record(BlockId record);
   std::optional<BlockId> take_record();
+  void claim_pages(const Slot& slot, ClassId klass, Reserved& answer);
+  void leave_dram(BlockId record, Seconds now);
+  void demote(BlockId record, Seconds now);
+  void doom(BlockId record);
+  void has_come(BlockId record, BlockId parent, bool is_remembered, Seconds now);
+  bool is_warm_enough(BlockId record) const;
+  std::optional<ClassId> ssd_class(BlockId record) const;
+  // not_now: when the group before it is done. never: it cannot be written, or is not worth it.
+  enum class Added : std::uint8_t { yes, not_now, never };
+  Added add_chain(BlockId record, const GroupLimits& limits, WriteBack& batch, Seconds now);
+  Added add_write(BlockId record, const GroupLimits& limits, WriteBack& batch, Seconds now);
+  Added make_ssd_room(BlockId record, ClassId klass, bool must, Seconds now);
+  bool evict_from_ssd(ClassId klass, Seconds now);
+  void drop_ssd_copy(BlockId record);
+  void free_ssd_ahead(Seconds now);
+  bool start_draining(ClassId klass, Seconds now);
+  std::optional<SlabId> slab_to_empty();
+  void add_moves(const GroupLimits& limits, WriteBack& batch, Seconds now);
+  bool add_move(BlockId record, const GroupLimits& limits, WriteBack& batch, Seconds now);
+  SsdWrite& begin_write(BlockId record, const SsdPlace& place, const GroupLimits& limits,
+                        WriteBack& batch, Seconds now);
+  void add_stamps(const GroupLimits& limits, WriteBack& batch, Seconds now);
+  void write_done(const SsdWrite& write, const WriteBack::Item& item);
+  Hash128 parent_hash(BlockId record) const;
+  void check_ssd_invariants() const;
   void punch(const std::vector<UnitRun>& runs);
   void fit_ghosts();
 
@@ -189,6 +314,10 @@ class Store {
   std::uint32_t sweep_at_ = 0;
   std::unordered_map<PendingKey, BlockId, PendingHash> pending_;
   std::uint64_t resident_ = 0, zombies_ = 0, pins_ = 0, dead_ = 0;
+  std::uint64_t in_dram_ = 0, on_ssd_ = 0, loading_ = 0;  // in_dram_: slots of resident blocks
+  std::unique_ptr<SsdBooks> ssd_;
+  std::optional<SlabId> draining_;  // of the slab file: its blocks are being moved out
+  std::unordered_map<std::uint32_t, Namespace*> restoring_;  // by number, during restore
   std::vector<std::uint32_t> steal_later_;  // per class: reservations to wait before trying again
   StoreCounters counters_;
 };

@@ -28,27 +28,48 @@ void Store::retire(BlockId record, Leave why, Seconds now) {
   index_->withdraw(record);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   index_->erase(fields.key, fields.incarnation, record);
-  policy_->erase(record, fingerprint(fields.incarnation, fields.key), why, now);
+  const std::uint64_t name = fingerprint(fields.incarnation, fields.key);
+  if (is_in_dram(record)) {
+    policy_->erase(record, name, why, now);
+    --in_dram_;
+  }
+  if (ssd_) ssd_->heat().erase(record, name, why, now);
   mine.parked = false;
+  mine.flags &= static_cast<std::uint8_t>(~(kQueued | kSsdParked | kUsed));
   --resident_;
   if (Namespace* space = namespaces_.of(fields.incarnation))
     --space->blocks;
   else
     --dead_;
-  ++(why == Leave::evicted ? counters_.evictions : counters_.removed);
+  if (why == Leave::removed) ++counters_.removed;
   if (mine.pins_or_next > 0) {
     mine.state = State::zombie;
     ++zombies_;
     return;
   }
-  slabs_.give(slabs_.slot_at(fields.offset));
+  release_slots(record);
+}
+
+// Of a block that nobody can find or read any more.
+void Store::release_slots(BlockId record) {
+  if (is_in_dram(record)) slabs_.give(slabs_.slot_at(index_->fields(record).offset));
+  if (is_on_ssd(record)) doom(record);
   free_record(record);
+}
+
+// A block that must give up its slot of the arena goes on living on the SSD, if it is there.
+void Store::leave_dram(BlockId record, Seconds now) {
+  ++counters_.evictions;
+  if (is_on_ssd(record)) return demote(record, now);
+  counters_.evicted_unwritten += is_due(record);
+  retire(record, Leave::evicted, now);
 }
 
 // `made`: the class has a free slot, and one more block is within the limit.
 Store::Room Store::make_room(ClassId klass, Seconds now) {
   if (blocks_limit_ != 0) {
-    if (zombies_ + pending_.size() >= blocks_limit_) return Room::none;  // no eviction would help
+    if (zombies_ + pending_.size() + loading_ >= blocks_limit_)
+      return Room::none;  // no eviction would help
     while (spare_blocks() == 0)
       if (!sweep_some(now) && !evict_one(now)) return Room::none;
   }
@@ -73,7 +94,7 @@ bool Store::evict_from(ClassId klass, Seconds now) {
       private_[record].parked = true;
       continue;
     }
-    retire(record, Leave::evicted, now);
+    leave_dram(record, now);
     return true;
   }
 }
@@ -214,7 +235,7 @@ std::uint64_t Store::wanted_blocks(double share) const {
 }
 
 std::uint64_t Store::spare_blocks() const {
-  const std::uint64_t held = resident_ + zombies_ + pending_.size();
+  const std::uint64_t held = in_dram_ + zombies_ + pending_.size() + loading_;
   return held < blocks_limit_ ? blocks_limit_ - held : 0;
 }
 
@@ -254,7 +275,7 @@ void Store::set_limit(std::uint64_t bytes, std::uint64_t blocks_limit) {
 }
 
 bool Store::shrink_step(Seconds now) {
-  if (blocks_limit_ != 0 && resident_ > blocks_limit_) return evict_one(now);
+  if (blocks_limit_ != 0 && in_dram_ > blocks_limit_) return evict_one(now);
   if (slabs_.committed() <= slabs_.limit()) return false;
   std::vector<UnitRun> runs;
   slabs_.trim_to_limit(kUnitsPunchedPerStep, runs);

@@ -65,6 +65,14 @@ void ChainOrder::set_rank(BlockId id, std::uint64_t rank) {
   }
 }
 
+void ChainOrder::set_group(BlockId id, Group group) {
+  KVP_CHECK(is_resident(id) && group < kGroupsMax * 2);
+  const bool is_ordered = state(nodes_[id]) == kOrdered;
+  if (is_ordered) pull(id);
+  nodes_[id].group = group & 0xfff;
+  if (is_ordered) push(id);
+}
+
 BlockId ChainOrder::first(Group group) const {
   return group < heaps_.size() && heaps_[group].size > 0 ? heaps_[group].ids[0] : kNoBlock;
 }

@@ -31,6 +31,10 @@ class ChainOrder {
   void erase(BlockId id);
 
   Group group(BlockId id) const { return nodes_[id].group; }
+  // In any state; rank, children and what was taken stay.
+  void set_group(BlockId id, Group group);
+  // The block it was inserted behind, kNoBlock when that is gone.
+  BlockId parent(BlockId id) const { return parent_of(nodes_[id]); }
   std::uint64_t rank(BlockId id) const { return nodes_[id].rank; }
   void set_rank(BlockId id, std::uint64_t rank);
 

@@ -10,8 +10,9 @@ class Fifo final : public OrderedPolicy {
  public:
   using OrderedPolicy::OrderedPolicy;
 
-  void insert(BlockId id, Fingerprint, BlockId, Group group, Seconds) override {
+  bool insert(BlockId id, Fingerprint, BlockId, Group group, Seconds) override {
     order_.insert(id, kNoBlock, group, ++inserts_);
+    return false;
   }
   void touch(BlockId, Seconds) override {}
 

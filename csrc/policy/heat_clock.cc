@@ -27,10 +27,15 @@ void HeatClock::advance(Seconds now) {
     return;
   }
   if (now <= now_) return;
+  half_lives_ = half_lives_at(now);
   now_ = now;
-  half_lives_ = std::min(half_lives_at_tau_ + (now_ - tau_since_) / tau_s_, kHalfLivesMax);
   const double ticks = std::fmod((now_ - origin_) * kTicksPerSecond, double{kTickMask} + 1);
   tick_ = static_cast<std::uint32_t>(ticks) & kTickMask;
+}
+
+double HeatClock::half_lives_at(Seconds now) const {
+  if (!is_started_ || !std::isfinite(now) || now <= now_) return half_lives_;
+  return std::min(half_lives_at_tau_ + (now - tau_since_) / tau_s_, kHalfLivesMax);
 }
 
 void HeatClock::saw_reuse(std::uint32_t last_tick) {

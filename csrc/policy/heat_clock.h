@@ -31,6 +31,8 @@ class HeatClock {
   // A time earlier than the latest one, or no number, leaves the clock where it is.
   void advance(Seconds now);
   double half_lives() const { return half_lives_; }
+  // What half_lives() would be after advance(now), were tau to stay.
+  double half_lives_at(Seconds now) const;
   std::uint32_t tick() const { return tick_; }
   double tau_s() const { return tau_s_; }
 

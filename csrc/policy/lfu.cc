@@ -17,8 +17,9 @@ class Lfu final : public OrderedPolicy {
  public:
   using OrderedPolicy::OrderedPolicy;
 
-  void insert(BlockId id, Fingerprint, BlockId, Group group, Seconds) override {
+  bool insert(BlockId id, Fingerprint, BlockId, Group group, Seconds) override {
     order_.insert(id, kNoBlock, group, next_rank(0));
+    return false;
   }
   void touch(BlockId id, Seconds) override {
     order_.set_rank(id, next_rank(order_.rank(id) >> kSerialBits));

@@ -10,15 +10,22 @@ class OrderedPolicy : public Policy {
   explicit OrderedPolicy(const PolicyOptions& options) : order_(options.blocks_max) {}
 
   void erase(BlockId id, Fingerprint, Leave, Seconds) override { order_.erase(id); }
+  void regroup(BlockId id, Group group) override { order_.set_group(id, group); }
+  BlockId parent(BlockId id) const override { return order_.parent(id); }
   BlockId take_coldest(Group group) override { return order_.take_first(group); }
   void give_back(BlockId id) override { order_.give_back(id); }
 
+  BlockId peek_coldest(Group group) const override { return order_.first(group); }
+
   std::optional<double> coldest(Group group) const override {
-    const BlockId id = order_.first(group);
+    const BlockId id = peek_coldest(group);
     if (id == kNoBlock) return std::nullopt;
     return temperature(id);
   }
   double temperature(BlockId id) const override { return static_cast<double>(order_.rank(id)); }
+
+  double heat(BlockId, Seconds) const override { return 1; }
+  void set_heat(BlockId, double, Seconds) override {}
 
   void set_ghosts_max(std::uint64_t) override {}
   PolicyStats stats() const override {

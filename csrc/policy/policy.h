@@ -59,23 +59,40 @@ class Policy {
 
   // The block becomes resident; that is its first use. `parent`: the resident block that holds the
   // tokens before it, or kNoBlock (unknown, or first of its chain). Never moves later, so parents
-  // form a forest.
-  virtual void insert(BlockId id, Fingerprint fp, BlockId parent, Group group, Seconds now) = 0;
+  // form a forest. True: it was remembered (its ghost was found).
+  virtual bool insert(BlockId id, Fingerprint fp, BlockId parent, Group group, Seconds now) = 0;
   // One more use. Also allowed while taken: the block stays taken.
   virtual void touch(BlockId id, Seconds now) = 0;
   // The block is gone; its id may be given to another block. A block with resident children may be
   // erased (somebody removed it); its children become first of their chains.
   virtual void erase(BlockId id, Fingerprint fp, Leave why, Seconds now) = 0;
+  // The block competes in another group from now on, as cold as before. Also while taken.
+  virtual void regroup(BlockId id, Group group) = 0;
+  // The parent it was inserted with, kNoBlock when there was none or it is gone. A policy that keeps
+  // no chains knows of none.
+  virtual BlockId parent(BlockId id) const = 0;
 
   // Takes the coldest candidate of a group out of the order. The caller then erases it or gives it
   // back (when it turns out to be pinned). kNoBlock when there is none.
   virtual BlockId take_coldest(Group group) = 0;
   virtual void give_back(BlockId id) = 0;
+  // The candidate that coldest() speaks of, left where it is. take_coldest() would give the same
+  // one, save in s3fifo, where that one may first earn another round.
+  virtual BlockId peek_coldest(Group group) const = 0;
 
   // How cold the coldest candidate is, on a scale shared by all groups: smaller is colder.
   virtual std::optional<double> coldest(Group group) const = 0;
   // The same scale for one resident block.
   virtual double temperature(BlockId id) const = 0;
+
+  // What is left of a block's uses at `now`, for a place where this policy's scale means nothing:
+  // another tier, or the next run. temperature: uses, halved every tau. lru: 1 at its last use,
+  // halved every hour since. Others: 1. Changes nothing; a time before the latest one counts as it.
+  virtual double heat(BlockId id, Seconds now) const = 0;
+  // Gives a block that heat as of `now`; no use is counted. Any number is survived: zero and what
+  // is no number are the coldest there is. lru: a block put back lies below every block used since,
+  // blocks put back lie in order of heat. No effect in policies without heat.
+  virtual void set_heat(BlockId id, double heat, Seconds now) = 0;
 
   // Bounds the ghosts anew, dropping the oldest (a pool that was resized).
   virtual void set_ghosts_max(std::uint64_t ghosts_max) = 0;

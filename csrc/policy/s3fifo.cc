@@ -8,6 +8,7 @@
 #include <array>
 #include <vector>
 
+#include "base/check.h"
 #include "policy/ghost_table.h"
 #include "policy/ordered_policy.h"
 
@@ -27,10 +28,11 @@ class S3Fifo final : public OrderedPolicy {
         ghosts_(std::min<std::uint64_t>(options.ghosts_max, options.blocks_max)),
         ghosts_max_(options.ghosts_max) {}
 
-  void insert(BlockId id, Fingerprint fp, BlockId, Group group, Seconds) override {
+  bool insert(BlockId id, Fingerprint fp, BlockId, Group group, Seconds) override {
     const bool is_ghost = ghosts_.recall(fp).has_value();
     ghost_hits_ += is_ghost;
     enter(id, group, is_ghost ? kMain : kSmall, 0);
+    return is_ghost;
   }
 
   void touch(BlockId id, Seconds) override {
@@ -39,9 +41,8 @@ class S3Fifo final : public OrderedPolicy {
   }
 
   void erase(BlockId id, Fingerprint fp, Leave why, Seconds) override {
-    const Group group = order_.group(id) / 2;
-    const Queue queue = order_.group(id) % 2 == kMain ? kMain : kSmall;
-    leave(id, group, queue);
+    const Queue queue = queue_of(id);
+    leave(id, order_.group(id) / 2, queue);
     if (why != Leave::evicted || queue != kSmall) return;
     ghosts_.set_max(std::min(ghosts_max_, std::max<std::uint64_t>(main_total_, 1)));
     ghosts_.remember(fp, 0);
@@ -60,11 +61,15 @@ class S3Fifo final : public OrderedPolicy {
     }
   }
 
-  std::optional<double> coldest(Group group) const override {
-    if (group >= sizes_.size()) return std::nullopt;
-    const BlockId id = order_.first(group * 2 + next_queue(group));
-    if (id == kNoBlock) return std::nullopt;
-    return temperature(id);
+  BlockId peek_coldest(Group group) const override {
+    return order_.first(group * 2 + next_queue(group));
+  }
+
+  void regroup(BlockId id, Group group) override {
+    const Queue queue = queue_of(id);
+    --sizes(order_.group(id) / 2)[queue];
+    order_.set_group(id, group * 2 + queue);
+    ++sizes(group)[queue];
   }
 
   void set_ghosts_max(std::uint64_t ghosts_max) override {
@@ -84,11 +89,20 @@ class S3Fifo final : public OrderedPolicy {
   void check_invariants() const override {
     order_.check_invariants();
     ghosts_.check_invariants();
+    std::uint64_t resident = 0;
+    std::uint64_t in_main = 0;
+    for (const Sizes& size : sizes_) {
+      resident += size[kSmall] + size[kMain];
+      in_main += size[kMain];
+    }
+    KVP_CHECK(resident == order_.resident() && in_main == main_total_);
   }
 
  private:
   enum Queue : Group { kSmall = 0, kMain = 1 };
   using Sizes = std::array<std::uint64_t, 2>;  // of each queue, taken blocks included
+
+  Queue queue_of(BlockId id) const { return order_.group(id) % 2 == kMain ? kMain : kSmall; }
 
   Sizes& sizes(Group group) {
     if (group >= sizes_.size()) sizes_.resize(group + std::size_t{1});

@@ -7,8 +7,10 @@
 //               there when it comes back; a removed block leaves nothing;
 //            3. a use costs O(1) for a block with resident children, O(log n) for a last one.
 //
-// rank = temperature in 2^-14 half-lives (44 bits), then the tick of the last use (20 bits). Ghosts
-// keep the same word.
+// rank = temperature in 2^-14 half-lives above kTemperatureMin (44 bits), then the tick of the last
+// use (20 bits). Ghosts keep the same word. Only heat that was set can be below zero: then it was
+// counted long before this clock began.
+#include <algorithm>
 #include <cmath>
 
 #include "policy/ghost_table.h"
@@ -25,11 +27,18 @@ static_assert(kTickMask == (1u << kTickBits) - 1);
 constexpr double kStepsPerHalfLife = 1 << 14;
 constexpr double kColdGap = 20;  // a heat of 2^-20 changes no rank when 1 is added to it
 
+constexpr double kTemperatureMin = -4096;  // the least double there is has a log2 of -1074
+constexpr double kStepsMax = (std::uint64_t{1} << (64 - kTickBits)) - 1;
+constexpr double kHeatMax = 0x1p64;  // no count of uses; it keeps infinities out of ranks
+
 std::uint64_t packed(double temperature, std::uint32_t tick) {
-  return static_cast<std::uint64_t>(temperature * kStepsPerHalfLife + 0.5) << kTickBits | tick;
+  // Rounded before the offset is added, so that it is exact at any distance from it.
+  const double steps =
+      std::floor(temperature * kStepsPerHalfLife + 0.5) - kTemperatureMin * kStepsPerHalfLife;
+  return static_cast<std::uint64_t>(std::clamp(steps, 0.0, kStepsMax)) << kTickBits | tick;
 }
 double temperature_of(std::uint64_t rank) {
-  return static_cast<double>(rank >> kTickBits) / kStepsPerHalfLife;
+  return static_cast<double>(rank >> kTickBits) / kStepsPerHalfLife + kTemperatureMin;
 }
 std::uint32_t tick_of(std::uint64_t rank) { return static_cast<std::uint32_t>(rank) & kTickMask; }
 
@@ -38,7 +47,7 @@ class Temperature final : public OrderedPolicy {
   explicit Temperature(const PolicyOptions& options)
       : OrderedPolicy(options), clock_(options.tau_s), ghosts_(options.ghosts_max) {}
 
-  void insert(BlockId id, Fingerprint fp, BlockId parent, Group group, Seconds now) override {
+  bool insert(BlockId id, Fingerprint fp, BlockId parent, Group group, Seconds now) override {
     clock_.advance(now);
     const bool is_watched = guard_.inserted(id, fp);
     const std::optional<std::uint64_t> ghost = ghosts_.recall(fp);
@@ -46,6 +55,7 @@ class Temperature final : public OrderedPolicy {
     order_.insert(id, parent, group, ghost ? used_again(*ghost) : used_first());
     if (is_watched) order_.mark(id);
     guard_.saw_resident(order_.resident());
+    return ghost.has_value();
   }
 
   void touch(BlockId id, Seconds now) override {
@@ -65,6 +75,17 @@ class Temperature final : public OrderedPolicy {
   }
 
   double temperature(BlockId id) const override { return temperature_of(order_.rank(id)); }
+
+  double heat(BlockId id, Seconds now) const override {
+    return std::exp2(temperature(id) - clock_.half_lives_at(now));
+  }
+
+  void set_heat(BlockId id, double heat, Seconds now) override {
+    clock_.advance(now);
+    const double temperature =
+        heat > 0 ? clock_.half_lives() + std::log2(std::min(heat, kHeatMax)) : kTemperatureMin;
+    order_.set_rank(id, packed(temperature, tick_of(order_.rank(id))));
+  }
 
   void set_ghosts_max(std::uint64_t ghosts_max) override { ghosts_.set_max(ghosts_max); }
 
