@@ -189,6 +189,12 @@ void SlabPool::give(const Slot& slot) {
     list(slot.slab);
 }
 
+void SlabPool::set_owner(const Slot& slot, std::uint32_t owner) {
+  std::uint32_t& now = slabs_[slot.slab]->owners[slot.index];
+  KVP_CHECK(((now | owner) & kFreeBit) == 0);
+  now = owner;
+}
+
 SlabPool::Pages SlabPool::claim_pages(SlabId id) {
   const Pages found = slabs_[id]->pages;
   if (found == Pages::missing) slabs_[id]->pages = Pages::being_made;

@@ -81,6 +81,8 @@ class SlabPool {
 
   Slot slot_at(std::uint64_t offset) const;
   std::uint32_t owner(const Slot& slot) const { return slabs_[slot.slab]->owners[slot.index]; }
+  // A taken slot passes to another owner.
+  void set_owner(const Slot& slot, std::uint32_t owner);
 
   // --- what a caller needs to empty slabs ---
   std::uint32_t slab_units(ClassId id) const { return classes_[id].slab_units; }
@@ -98,6 +100,8 @@ class SlabPool {
   std::vector<std::uint32_t> owners(SlabId id) const;
   // While set, take() passes the slab by: its blocks are being moved out.
   void set_draining(SlabId id, bool draining);
+  // False also for a slab that is gone, or came under the same id since.
+  bool is_draining(SlabId id) const { return slabs_[id] != nullptr && slabs_[id]->draining; }
 
   // --- elasticity ---
   std::uint32_t limit() const { return limit_; }

@@ -17,31 +17,54 @@ constexpr std::uint64_t kWarmAheadUnits = 16;  // 32 MiB: what a burst of puts f
 // memory for them; ordinary pages cost 1.5 ms. After this many slow ones in a row, no more of them.
 constexpr auto kHugeUnitSlow = 4ms;
 constexpr int kSlowUnitsMax = 4;
+// The SSD tier may be resized to so many times what it was opened with; costs addresses only.
+constexpr std::uint64_t kSsdGrowthFactor = 4;
 
 }  // namespace
 
 Result<std::unique_ptr<Node>> Node::open(const NodeOptions& options,
                                          std::shared_ptr<const Clock> clock) {
-  auto store = Store::create(options.store);
+  NodeOptions full = options;
+  auto faults = std::make_unique<FaultPoints>();
+  std::unique_ptr<Ssd> tier;
+  if (options.has_ssd) {
+    full.ssd.faults = faults.get();
+    auto opened = Ssd::open(full.ssd);
+    if (!opened) return std::unexpected(opened.error());
+    tier = std::move(*opened);
+    full.store.ssd_entries_max = tier->facts().entries_max * kSsdGrowthFactor;
+  }
+  auto store = Store::create(full.store);
   if (!store) return std::unexpected(store.error());
-  return std::unique_ptr<Node>(new Node(options, std::move(*store), std::move(clock)));
+  auto node = std::unique_ptr<Node>(
+      new Node(full, std::move(*store), std::move(clock), std::move(faults)));
+  if (tier) {
+    auto attached = node->attach(std::move(tier));
+    if (!attached) return std::unexpected(attached.error());
+  }
+  node->start_threads();
+  return node;
 }
 
 Node::Node(const NodeOptions& options, std::unique_ptr<Store> store,
-           std::shared_ptr<const Clock> clock)
+           std::shared_ptr<const Clock> clock, std::unique_ptr<FaultPoints> faults)
     : options_(options),
       clock_(std::move(clock)),
+      faults_(std::move(faults)),
       store_(std::move(store)),
-      reader_(store_->view()) {
+      reader_(store_->view()) {}
+
+void Node::start_threads() {
   threads_.emplace_back([this] { keep(); });
   if (options_.prefault == Prefault::all)
     for (std::uint32_t i = 1; i < options_.warm_threads; ++i)
       threads_.emplace_back([this] { warm_beside(); });
+  if (tier_) writer_ = std::thread([this] { write_back(); });
 }
 
-Node::~Node() { close(); }
+Node::~Node() { close(Deadline{}); }
 
-void Node::close() {
+void Node::close(Deadline flush_until) {
   closed_.store(true, std::memory_order_release);
   std::vector<std::thread> threads;
   {
@@ -51,7 +74,9 @@ void Node::close() {
   }
   work_.notify_all();
   settled_.notify_all();
+  written_.notify_all();
   for (std::thread& thread : threads) thread.join();
+  close_ssd(flush_until);
   // A namespace or a view that is still held keeps this object, but not the memory of the pool.
   Lock lock(mutex_);
   while (store_->empty_step(clock_->now())) let_others_in(lock);
@@ -62,12 +87,24 @@ Result<Namespace*> Node::open_namespace(const Hash128& id, std::uint64_t block_b
   return store_->open_namespace(id, block_bytes);
 }
 
-std::uint64_t Node::drop_namespace(Namespace& space) {
+Result<std::uint64_t> Node::drop_namespace(Namespace& space, Deadline deadline) {
   Lock lock(mutex_);
   const std::uint64_t blocks = space.blocks;
   store_->drop(space);
   kick();
-  return blocks;
+  if (!tier_ || !store_->ssd().drops_pending()) return blocks;
+  // Until the index knows, a restart would bring these blocks back.
+  ++urgent_;
+  wake_writer();
+  written_.wait_until(lock, deadline, [&] {
+    return stopping_ || tier_->is_read_only() || !store_->ssd().drops_pending();
+  });
+  --urgent_;
+  if (!tier_ || !store_->ssd().drops_pending()) return blocks;
+  return fail(Code::no_resource,
+              "the namespace is dropped, but the SSD tier could not be told (" +
+                  (tier_->is_read_only() ? tier_->why_read_only() : std::string("no answer yet")) +
+                  "): blocks of it may be back after a restart");
 }
 
 Result<std::uint64_t> Node::resize(std::optional<std::uint64_t> new_bytes,
@@ -142,6 +179,7 @@ NodeStats Node::stats() {
   stats.missed_absent = missed_absent_.load(std::memory_order_relaxed);
   stats.missed_moved = missed_moved_.load(std::memory_order_relaxed);
   stats.missed_fault = missed_fault_.load(std::memory_order_relaxed);
+  add_ssd_stats(stats);
   stats.put_bytes = put_bytes_.load(std::memory_order_relaxed);
   stats.not_stored = not_stored_.load(std::memory_order_relaxed);
   return stats;

@@ -5,11 +5,14 @@
 //                                            key while holding a reservation
 // get:  lookup -> copy -> deliver            no lock; the generation decides
 //       lookup -> acquire -> ... -> release  pinned
+//       lookup -> fetch -> deliver           a block that lies on the SSD alone (node_fetch.cc)
+// ssd:  queue -> write -> commit -> announce the writer's thread, group by group (node_ssd.cc)
 // Promises:  1. a get delivers the bytes that were put, or counts the block as missing;
 //            2. when put answers stored, every reader of this node finds the block;
 //            3. a pinned block keeps its bytes until it is released, whatever is removed, dropped
 //               or resized meanwhile;
-//            4. every wait has a deadline, and no lock is held while bytes are copied in or out.
+//            4. every wait has a deadline, and no lock is held while bytes are copied in or out;
+//            5. a put never waits for the SSD, unless it was asked to be durable.
 // Thread rule: every method from any thread. Not after fork: check is_forked() first.
 #pragma once
 #include <atomic>
@@ -26,6 +29,7 @@
 #include "base/clock.h"
 #include "base/fault.h"
 #include "base/fork_guard.h"
+#include "node/bounce_pool.h"
 #include "node/index_reader.h"
 #include "node/store.h"
 #include "node/touch_ring.h"
@@ -44,6 +48,11 @@ struct NodeOptions {
   bool huge_pages = true;  // ask for them; ordinary pages where the machine refuses or is slow
   double evict_ahead = 0;  // share of the slots kept free on a full pool
   std::uint32_t warm_threads = 1;
+  bool has_ssd = false;
+  SsdOptions ssd;
+  SsdAdmit ssd_admit = SsdAdmit::second_use;
+  // A read of the SSD that takes longer is a miss; what it reads into stays taken until it ends.
+  std::chrono::milliseconds ssd_timeout{5000};
 };
 
 enum class PutStatus : std::uint8_t {
@@ -58,6 +67,8 @@ enum class PutStatus : std::uint8_t {
   no_memory = 7,     // the machine has no pages for the slot
   failed = 8,        // the payload could not be produced, or a fault was injected
   too_large = 9,     // the block is larger than the pool is now
+  // Readable, but the SSD did not take it, in a pool that promises that it does:
+  not_durable = 10,
 };
 
 // Where the payload of a put comes from.
@@ -74,6 +85,8 @@ class BlockSink {
   virtual ~BlockSink() = default;
   // Copies the block out, checking with still_there() that it is whole. False: it went away.
   virtual bool deliver(std::size_t index, const IndexReader& reader, const Found& found) = 0;
+  // Copies from `payload`, which nobody changes meanwhile.
+  virtual bool deliver_whole(std::size_t index, std::span<const std::byte> payload) = 0;
 };
 
 struct Lease {
@@ -98,6 +111,13 @@ struct NodeStats {
                 missed_fault = 0;
   std::uint64_t put_bytes = 0, not_stored = 0, touches_lost = 0, namespaces = 0;
   std::uint64_t warm_units = 0, huge_units = 0, evicted_ahead = 0;
+  // With an SSD tier.
+  bool has_ssd = false, ssd_read_only = false;
+  std::string ssd_read_only_reason;
+  SsdFacts ssd_facts;
+  SsdCounters ssd;
+  std::uint64_t ssd_blocks = 0, ssd_bytes_taken = 0, ssd_queued = 0, ssd_quarantined = 0,
+                ssd_hits = 0, ssd_hit_bytes = 0, ssd_timeouts = 0, not_durable = 0;
 };
 
 class Node {
@@ -110,13 +130,16 @@ class Node {
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
 
-  // Refuses new work, stops the thread, ends all waits. Leases stay good until released.
-  void close();
+  // Refuses new work, stops the threads, ends all waits. Leases stay good until released. Until the
+  // deadline, what the SSD tier should have is written to it; a group under way is always ended.
+  void close(Deadline flush_until);
   bool is_closed() const { return closed_.load(std::memory_order_acquire); }
   bool is_forked() const { return fork_guard_.is_child(); }
 
   Result<Namespace*> open_namespace(const Hash128& id, std::uint64_t block_bytes);
-  std::uint64_t drop_namespace(Namespace& space);
+  // An error: in force now, but the SSD's index could not be told, so that blocks of it may be
+  // back after a restart.
+  Result<std::uint64_t> drop_namespace(Namespace& space, Deadline deadline);
 
   struct PutRequest {
     Namespace& space;
@@ -128,7 +151,7 @@ class Node {
   void put(const PutRequest& request, BlockSource& source, PutStatus* statuses);
   // One reservation that the caller fills and commits or aborts.
   PutStatus reserve(const PutRequest& request, Ticket& ticket);
-  PutStatus commit(const Ticket& ticket, const Hash128& sum);
+  PutStatus commit(const Ticket& ticket, const Hash128& sum, Deadline deadline);
   void abort(const Ticket& ticket);
 
   // Leading blocks present; does not pin, does not heat.
@@ -148,6 +171,12 @@ class Node {
                                std::optional<std::uint64_t> blocks_limit, Deadline deadline);
   // Gives free memory back to the system now.
   void trim();
+  // Another capacity of the SSD tier, in bytes of all its files. Growing takes the room at once;
+  // shrinking moves and evicts, and goes on after the deadline. Returns the capacity now.
+  Result<std::uint64_t> resize_ssd(std::uint64_t capacity_bytes, Deadline deadline);
+  // True: everything the SSD tier should have, it has. False: the deadline came first, or the tier
+  // takes no more writes.
+  bool flush(Deadline deadline);
 
   const std::byte* arena() const { return store_->arena().base(); }
   std::uint64_t arena_bytes() const { return store_->arena().bytes(); }
@@ -155,25 +184,58 @@ class Node {
   NodeStats stats();
   std::optional<double> temperature(const Namespace& space, const Hash128& key);
   void check_invariants();
-  FaultPoints& faults() { return faults_; }
+  FaultPoints& faults() { return *faults_; }
   // Waits until the node's thread has nothing left to do. For tests and benches.
   bool settle(Deadline deadline);
 
  private:
   struct Call;
+  struct Fetch;
   using Lock = std::unique_lock<std::mutex>;
+  // From so many bytes on a group goes out at once; smaller ones wait kLinger for company.
+  static constexpr std::uint64_t kGroupBytes = 16ull << 20;
 
   Node(const NodeOptions& options, std::unique_ptr<Store> store,
-       std::shared_ptr<const Clock> clock);
+       std::shared_ptr<const Clock> clock, std::unique_ptr<FaultPoints> faults);
+  void start_threads();
 
   PutStatus reserve_locked(Lock& lock, const PutRequest& request, const Hash128& key,
                            Store::Reserved& reserved);
   PutStatus store_block(Lock& lock, Call& call, std::size_t index, BlockSource& source);
   bool back_with_pages(const Store::Reserved& reserved);
-  bool get_one(const Namespace& space, const Hash128& key, std::size_t index, BlockSink& sink,
-               Found& found);
+  enum class Got : std::uint8_t { whole, missing, on_ssd };
+  Got get_one(const Namespace& space, const Hash128& key, std::size_t index, BlockSink& sink,
+              Found& found);
   bool get_pinned(const Namespace& space, const Hash128& key, std::size_t index, BlockSink& sink,
                   Found& found);
+  // node_fetch.cc
+  std::size_t get_from_ssd(const Namespace& space, std::span<const Hash128> keys,
+                           std::size_t index, BlockSink& sink, bool& elsewhere);
+  std::size_t lease_from_ssd(const Namespace& space, std::span<const Hash128> keys, Lease* leases,
+                             bool& elsewhere);
+  std::shared_ptr<Fetch> start_fetch(const Namespace& space, std::span<const Hash128> keys,
+                                     std::size_t index, bool into_dram);
+  void choose_parts(Fetch& fetch, const Namespace& space, std::span<const Hash128> keys);
+  void find_places(Lock& lock, Fetch& fetch, bool into_dram);
+  bool end_fetch(const std::shared_ptr<Fetch>& fetch);
+  void settle_fetch(Fetch& fetch);
+  void release_fetch(Fetch& fetch, std::size_t leased);
+
+  // node_ssd.cc
+  Result<void> attach(std::unique_ptr<Ssd> tier);
+  void write_back();
+  bool write_group(Lock& lock);
+  Store::GroupLimits group_limits() const;
+  void prepare_payload(WriteBack& batch, std::vector<Bounce>& bounces);
+  void carry_out_resize(Lock& lock);
+  void write_last_stamps(Lock& lock);
+  void wait_until_durable(Lock& lock, std::span<const BlockId> records, Deadline deadline,
+                          PutStatus* statuses);
+  void close_ssd(Deadline flush_until);
+  void add_ssd_stats(NodeStats& stats);
+  bool is_durable() const { return tier_ != nullptr && options_.ssd.durability == Durability::durable; }
+  void wake_writer() { write_work_.notify_one(); }
+
   void report_touches(std::span<const Found> found);
   void drain_touches();
 
@@ -189,7 +251,7 @@ class Node {
   const NodeOptions options_;
   const std::shared_ptr<const Clock> clock_;
   ForkGuard fork_guard_;
-  FaultPoints faults_;
+  const std::unique_ptr<FaultPoints> faults_;
 
   mutable std::mutex mutex_;  // guards store_ (but for what readers map) and the fields below
   std::unique_ptr<Store> store_;
@@ -199,13 +261,26 @@ class Node {
   std::uint32_t warming_threads_ = 0;
   std::uint64_t touches_lost_ = 0, evicted_ahead_ = 0;
 
+  std::unique_ptr<Ssd> tier_;
+  std::condition_variable write_work_;  // wakes the writer
+  std::condition_variable written_;     // a group ended, the tier closed, or a fetch did
+  bool writer_ends_ = false, group_under_way_ = false;
+  std::uint32_t urgent_ = 0;        // who waits for a commit
+  std::uint64_t queued_bytes_ = 0;  // since the last group, about
+  std::uint64_t resize_ssd_to_ = 0;
+  std::optional<Result<void>> ssd_resized_;
+  std::uint32_t fetches_ = 0;
+  std::thread writer_;
+  BouncePool bounces_;
+
   IndexReader reader_;
   TouchRing touches_;
   std::atomic<bool> closed_{false};
   std::atomic<int> slow_units_{0};  // huge pages that took too long, in a row
   std::atomic<std::uint64_t> huge_units_{0};
   std::atomic<std::uint64_t> gets_{0}, get_blocks_{0}, get_bytes_{0}, missed_absent_{0},
-      missed_moved_{0}, missed_fault_{0}, put_bytes_{0}, not_stored_{0};
+      missed_moved_{0}, missed_fault_{0}, put_bytes_{0}, not_stored_{0}, ssd_hits_{0},
+      ssd_hit_bytes_{0}, ssd_timeouts_{0}, not_durable_{0};
   std::vector<std::thread> threads_;
 };
 

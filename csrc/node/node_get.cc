@@ -8,6 +8,7 @@ namespace {
 
 constexpr std::size_t kTouchBatch = 256;
 constexpr int kCopyAttempts = 3;           // without a pin; then one with a pin, which cannot fail
+constexpr int kElsewhereTries = 8;         // a block that changes its tier whenever it is looked at
 constexpr std::size_t kKeysPerLock = 256;  // acquire and remove let others in between
 
 }  // namespace
@@ -24,11 +25,21 @@ std::size_t Node::get(const Namespace& space, std::span<const Hash128> keys, Blo
   if (keys.size() > kTouchBatch) more.resize(keys.size());
   Found* all = more.empty() ? found : more.data();
   std::size_t done = 0;
-  for (; done < keys.size(); ++done) {
+  for (int tries = kElsewhereTries; done < keys.size();) {
     if (done % IndexReader::kGroup == 0 && keys.size() > 1)
       reader_.prefetch(keys.subspan(done, std::min(IndexReader::kGroup, keys.size() - done)),
                        incarnation);
-    if (!get_one(space, keys[done], done, sink, all[done])) break;
+    const Got got = get_one(space, keys[done], done, sink, all[done]);
+    if (got == Got::missing) break;
+    if (got == Got::whole) {
+      ++done;
+      continue;
+    }
+    bool elsewhere = false;  // in DRAM by now, or gone
+    const std::size_t fetched = get_from_ssd(space, keys.subspan(done), done, sink, elsewhere);
+    if (fetched == 0 && (!elsewhere || --tries == 0)) break;
+    std::fill(all + done, all + done + fetched, Found{});  // touched already
+    done += fetched;
   }
   report_touches({all, done});
   gets_.fetch_add(1, std::memory_order_relaxed);
@@ -37,23 +48,24 @@ std::size_t Node::get(const Namespace& space, std::span<const Hash128> keys, Blo
   return done;
 }
 
-bool Node::get_one(const Namespace& space, const Hash128& key, std::size_t index, BlockSink& sink,
-                   Found& found) {
+Node::Got Node::get_one(const Namespace& space, const Hash128& key, std::size_t index,
+                        BlockSink& sink, Found& found) {
   const std::uint32_t incarnation = space.incarnation.load(std::memory_order_acquire);
-  if (faults_.fires("get.lookup")) {
+  if (faults_->fires("get.lookup")) {
     missed_fault_.fetch_add(1, std::memory_order_relaxed);
-    return false;
+    return Got::missing;
   }
   for (int attempt = 0; attempt < kCopyAttempts; ++attempt) {
     if (!reader_.find(key, incarnation, found)) {
       (attempt == 0 ? missed_absent_ : missed_moved_).fetch_add(1, std::memory_order_relaxed);
-      return false;
+      return Got::missing;
     }
+    if ((found.tier & kTierDram) == 0) return Got::on_ssd;
     // A fault here stands for a block that was evicted under the copy.
-    if (faults_.fires("get.copy")) continue;
-    if (sink.deliver(index, reader_, found)) return true;
+    if (faults_->fires("get.copy")) continue;
+    if (sink.deliver(index, reader_, found)) return Got::whole;
   }
-  return get_pinned(space, key, index, sink, found);
+  return get_pinned(space, key, index, sink, found) ? Got::whole : Got::missing;
 }
 
 // After three blocks in a row went away under the copy (a pool that is far too small, or blocks
@@ -66,7 +78,7 @@ bool Node::get_pinned(const Namespace& space, const Hash128& key, std::size_t in
     return false;
   }
   bool delivered = reader_.find(key, space.incarnation.load(std::memory_order_acquire), found) &&
-                   found.record == lease.record && !faults_.fires("get.deliver") &&
+                   found.record == lease.record && !faults_->fires("get.deliver") &&
                    sink.deliver(index, reader_, found);
   release({&lease, 1});
   if (!delivered) missed_moved_.fetch_add(1, std::memory_order_relaxed);
@@ -75,24 +87,33 @@ bool Node::get_pinned(const Namespace& space, const Hash128& key, std::size_t in
 
 std::size_t Node::acquire(const Namespace& space, std::span<const Hash128> keys, Lease* leases) {
   std::size_t done = 0;
-  while (done < keys.size()) {
+  for (int tries = kElsewhereTries; done < keys.size();) {
     const std::size_t until = std::min(keys.size(), done + kKeysPerLock);
     Lock lock(mutex_);
     drain_touches();
     const Seconds now = clock_->now();
-    bool missed = false;
+    bool missed = false, on_ssd = false;
     for (; done < until; ++done) {
       BlockId record = kNoBlock;
-      if (faults_.fires("get.acquire") || !store_->find(space, keys[done], record)) {
+      if (faults_->fires("get.acquire") || !store_->find(space, keys[done], record)) {
         missed = true;
         break;
       }
+      on_ssd = !store_->is_in_dram(record);
+      if (on_ssd) break;
       store_->pin(record);
       store_->touch(record, now);
       const Record& shared = store_->view().record(record);
       leases[done] = {record, space.block_bytes, shared.offset.load(std::memory_order_relaxed)};
     }
     if (missed) break;
+    if (!on_ssd) continue;
+    lock.unlock();
+    bool elsewhere = false;
+    const std::size_t fetched =
+        lease_from_ssd(space, keys.subspan(done), leases + done, elsewhere);
+    if (fetched == 0 && (!elsewhere || --tries == 0)) break;
+    done += fetched;
   }
   return done;
 }

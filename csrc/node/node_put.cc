@@ -40,6 +40,10 @@ struct Node::Call {
     pinned.push_back(record);
   }
   BlockId last() const { return pinned.empty() ? kNoBlock : pinned.back(); }
+  // Of the first so many keys, that all have been stored or were present.
+  std::span<const BlockId> blocks(std::size_t count) const {
+    return std::span(pinned).last(count);
+  }
   void unpin_all() {
     for (const BlockId record : pinned) store.unpin(record);
   }
@@ -58,7 +62,9 @@ void Node::put(const PutRequest& request, BlockSource& source, PutStatus* status
     statuses[done] = store_block(lock, call, done, source);
     if (statuses[done] > PutStatus::present) break;
   }
+  if (is_durable() && done > 0) wait_until_durable(lock, call.blocks(done), request.deadline, statuses);
   call.unpin_all();
+  if (tier_) wake_writer();
   lock.unlock();
   for (std::size_t i = done + 1; i < request.keys.size(); ++i)
     statuses[i] = PutStatus::chain_broken;
@@ -82,9 +88,9 @@ PutStatus Node::store_block(Lock& lock, Call& call, std::size_t index, BlockSour
   lock.unlock();
   Hash128 sum;
   const bool backed = back_with_pages(reserved);
-  const bool filled = backed && !faults_.fires("put.copy") &&
+  const bool filled = backed && !faults_->fires("put.copy") &&
                       source.fill(index, store_->arena().base() + reserved.offset, sum) &&
-                      !faults_.fires("put.commit");
+                      !faults_->fires("put.commit");
   lock.lock();
   if (reserved.makes_slab) store_->pages_made(reserved.record, backed);
   if (!filled) {
@@ -99,6 +105,8 @@ PutStatus Node::store_block(Lock& lock, Call& call, std::size_t index, BlockSour
   if (committed == Store::Committed::index_full) return PutStatus::pool_index;
   call.pin(reserved.record);
   put_bytes_.fetch_add(call.request.space.block_bytes, std::memory_order_relaxed);
+  queued_bytes_ += call.request.space.block_bytes;
+  if (tier_ && queued_bytes_ >= kGroupBytes) wake_writer();
   return PutStatus::stored;
 }
 
@@ -113,7 +121,7 @@ PutStatus Node::reserve_locked(Lock& lock, const PutRequest& request, const Hash
     // Dropped during a wait: what came before in this chain is gone.
     if (request.space.incarnation.load(std::memory_order_relaxed) != incarnation)
       return PutStatus::dropped;
-    if (faults_.fires("put.reserve")) return PutStatus::failed;
+    if (faults_->fires("put.reserve")) return PutStatus::failed;
     reserved = store_->reserve(request.space, key, clock_->now());
     switch (reserved.outcome) {
       case Outcome::reserved:
@@ -136,7 +144,7 @@ PutStatus Node::reserve_locked(Lock& lock, const PutRequest& request, const Hash
 // Without the lock. No writer ever relies on page faults: where the machine has no page left, one
 // of those would end the process.
 bool Node::back_with_pages(const Store::Reserved& reserved) {
-  if (faults_.fires("put.pages")) return false;
+  if (faults_->fires("put.pages")) return false;
   if (reserved.pages_bytes == 0) return true;
   if (!reserved.makes_slab)
     return store_->arena().commit(reserved.pages_offset, reserved.pages_bytes);
@@ -171,14 +179,20 @@ PutStatus Node::reserve(const PutRequest& request, Ticket& ticket) {
   return status;
 }
 
-PutStatus Node::commit(const Ticket& ticket, const Hash128& sum) {
+PutStatus Node::commit(const Ticket& ticket, const Hash128& sum, Deadline deadline) {
   Lock lock(mutex_);
   const auto committed = store_->commit(ticket.record, sum, ticket.parent, clock_->now());
-  if (ticket.parent != kNoBlock) store_->unpin(ticket.parent);
   settled_.notify_all();
+  PutStatus status = PutStatus::stored;
+  if (committed == Store::Committed::stored && is_durable()) {
+    store_->pin(ticket.record);
+    wait_until_durable(lock, {&ticket.record, 1}, deadline, &status);
+    store_->unpin(ticket.record);
+  }
+  if (ticket.parent != kNoBlock) store_->unpin(ticket.parent);
   switch (committed) {
     case Store::Committed::stored:
-      return PutStatus::stored;
+      return status;
     case Store::Committed::dropped:
       return PutStatus::dropped;
     case Store::Committed::index_full:

@@ -76,9 +76,10 @@ struct WriteBack {
   std::vector<Item> items;
   std::unordered_map<BlockId, std::uint32_t> index_of;  // in both
   std::uint64_t bytes = 0;
+  bool must_commit = false;  // even if it does nothing: slots wait for one more commit
   bool empty() const {
     return items.empty() && group.deletes.empty() && group.stamps.empty() &&
-           group.dropped_spaces.empty();
+           group.dropped_spaces.empty() && !must_commit;
   }
 };
 
@@ -179,18 +180,22 @@ class Store {
     std::uint32_t stamp_s = 0;
   };
   void next_group(const GroupLimits& limits, WriteBack& batch, Seconds now);
-  void group_done(WriteBack& batch, bool committed, Seconds now);
-  void drop_item(WriteBack& batch, std::size_t index, Seconds now);  // before it is written
-  bool has_group_work() const;
-  // Every block worth keeping that is not on the SSD goes into the queue. O(records).
-  void queue_all_worthy();
-  void forget_queue();  // the tier takes no more writes
+  void group_done(const WriteBack& batch, bool committed);
+  // False: the writer may sleep.
+  bool has_group_work() const {
+    return ssd_->queued() > 0 || ssd_->doomed() > 0 || ssd_->has_names() || draining_ ||
+           is_ssd_shrinking_;
+  }
+  // Every block that the tier admits and does not have goes into the queue. O(records).
+  void queue_all();
+  void stop_queueing();  // the tier takes no more writes: nobody is due any more
 
   // A DRAM slot for a pinned block that is on the SSD alone. `forced`: whether or not it is warm
   // enough to stay. no_room: read it past DRAM.
   Reserved reserve_promotion(BlockId record, bool forced, Seconds now);
-  // Its bytes are in that slot: readable there from now on. The reservation is over either way.
-  void promote(BlockId record, std::uint64_t offset, Seconds now);
+  // Its bytes are in that slot: readable there from now on. False: it was removed meanwhile, and
+  // the slot is given back.
+  bool promote(BlockId record, std::uint64_t offset, Seconds now);
   void abandon_promotion(BlockId record, std::uint64_t offset);
   void promotion_pages_made(std::uint64_t offset, bool made);
   // The SSD's copy cannot be read: the block loses it, or is gone if that was all.
@@ -201,7 +206,7 @@ class Store {
   Hash128 sum_of(BlockId record) const;
   // Another length of the slab file. A shorter one is emptied by the groups that follow.
   void set_ssd_units(const SsdFacts& facts);
-  bool is_ssd_shrunk() const;
+  bool is_ssd_shrinking() const { return is_ssd_shrinking_; }
 
   // --- facts ---
   std::uint64_t ssd_blocks() const { return on_ssd_; }
@@ -294,7 +299,7 @@ class Store {
   std::optional<SlabId> slab_to_empty();
   void add_moves(const GroupLimits& limits, WriteBack& batch, Seconds now);
   bool add_move(BlockId record, const GroupLimits& limits, WriteBack& batch, Seconds now);
-  SsdWrite& begin_write(BlockId record, const SsdPlace& place, const GroupLimits& limits,
+  void begin_write(BlockId record, const SsdPlace& place, const GroupLimits& limits,
                         WriteBack& batch, Seconds now);
   void add_stamps(const GroupLimits& limits, WriteBack& batch, Seconds now);
   void write_done(const SsdWrite& write, const WriteBack::Item& item);
@@ -316,6 +321,8 @@ class Store {
   std::uint64_t resident_ = 0, zombies_ = 0, pins_ = 0, dead_ = 0;
   std::uint64_t in_dram_ = 0, on_ssd_ = 0, loading_ = 0;  // in_dram_: slots of resident blocks
   std::unique_ptr<SsdBooks> ssd_;
+  bool takes_writes_ = false;  // the SSD tier
+  bool is_ssd_shrinking_ = false;
   std::optional<SlabId> draining_;  // of the slab file: its blocks are being moved out
   std::unordered_map<std::uint32_t, Namespace*> restoring_;  // by number, during restore
   std::vector<std::uint32_t> steal_later_;  // per class: reservations to wait before trying again

@@ -21,11 +21,13 @@ void Store::attach_ssd(const SsdBooksOptions& options) {
   full.ghosts_max = std::min<std::uint64_t>(options.facts.entries_max * 16,
                                             bytes_limit() / 100 / 32);  // as for DRAM
   ssd_ = std::make_unique<SsdBooks>(full);
+  takes_writes_ = true;
 }
 
 // The files are closed: what lies in them stays there, and is nothing to us any more.
 void Store::detach_ssd() {
   if (!ssd_) return;
+  takes_writes_ = false;
   for (BlockId record = 0; record < records_used_; ++record) {
     Private& mine = private_[record];
     if (mine.state == State::free) continue;
@@ -48,26 +50,21 @@ void Store::has_come(BlockId record, BlockId parent, bool is_remembered, Seconds
 
 void Store::write_soon(BlockId record) {
   Private& mine = private_[record];
-  if (!ssd_ || (mine.flags & (kOnSsd | kQueued | kWriting)) != 0) return;
+  if (!takes_writes_ || (mine.flags & (kOnSsd | kQueued | kWriting)) != 0) return;
   mine.flags |= kQueued;
   ssd_->push(record);
 }
 
-void Store::queue_all_worthy() {
-  for (BlockId record = 0; record < records_used_; ++record) {
-    if (private_[record].state != State::resident || is_on_ssd(record)) continue;
-    if (ssd_->options().admit == SsdAdmit::all) write_soon(record);
-  }
+void Store::queue_all() {
+  if (ssd_->options().admit != SsdAdmit::all) return;  // the others stand in the queue already
+  for (BlockId record = 0; record < records_used_; ++record)
+    if (private_[record].state == State::resident) write_soon(record);
 }
 
-void Store::forget_queue() {
+void Store::stop_queueing() {
+  takes_writes_ = false;
   while (const auto record = ssd_->pop())
     private_[*record].flags &= static_cast<std::uint8_t>(~kQueued);
-}
-
-bool Store::has_group_work() const {
-  return ssd_->queued() > 0 || ssd_->doomed() > 0 || ssd_->has_names() || ssd_->owes_commit() ||
-         draining_.has_value() || !is_ssd_shrunk();
 }
 
 // --- what the next group does --------------------------------------------------------------------
@@ -90,6 +87,7 @@ void Store::next_group(const GroupLimits& limits, WriteBack& batch, Seconds now)
   ssd_->take_doomed(kDeletesPerGroup, batch.group.deletes);
   add_stamps(limits, batch, now);
   ssd_->take_names(batch.group);
+  batch.must_commit = ssd_->owes_commit() && ssd_->queued() > 0;
   batch.group.tau_s = ssd_->heat().stats().tau_s;
 }
 
@@ -129,7 +127,7 @@ Store::Added Store::add_write(BlockId record, const GroupLimits& limits, WriteBa
   return Added::yes;
 }
 
-SsdWrite& Store::begin_write(BlockId record, const SsdPlace& place, const GroupLimits& limits,
+void Store::begin_write(BlockId record, const SsdPlace& place, const GroupLimits& limits,
                              WriteBack& batch, Seconds now) {
   Private& mine = private_[record];
   mine.flags = static_cast<std::uint8_t>((mine.flags & ~kQueued) | kWriting);
@@ -151,7 +149,6 @@ SsdWrite& Store::begin_write(BlockId record, const SsdPlace& place, const GroupL
   write.after = before == batch.index_of.end() ? SsdWrite::kNone : before->second;
   if (is_in_dram(record)) write.payload = arena_->base() + fields.offset;
   batch.group.writes.push_back(write);
-  return batch.group.writes.back();
 }
 
 Hash128 Store::parent_hash(BlockId record) const {
@@ -259,10 +256,13 @@ bool Store::start_draining(ClassId klass, Seconds now) {
 std::optional<SlabId> Store::slab_to_empty() {
   SlabPool& slots = ssd_->slots();
   if (draining_ && !slots.is_draining(*draining_)) draining_.reset();  // empty, and gone
-  if (draining_) return draining_;
+  if (draining_ || !is_ssd_shrinking_) return draining_;
   const std::vector<SlabId> beyond =
       slots.slabs_beyond(static_cast<std::uint32_t>(ssd_->options().facts.units));
-  if (beyond.empty()) return std::nullopt;
+  if (beyond.empty()) {
+    is_ssd_shrinking_ = false;
+    return std::nullopt;
+  }
   slots.set_draining(beyond.front(), true);
   draining_ = beyond.front();
   return draining_;
@@ -276,10 +276,12 @@ void Store::add_moves(const GroupLimits& limits, WriteBack& batch, Seconds now) 
   for (const std::uint32_t owner : slots.owners(*slab)) {
     if (batch.items.size() >= limits.blocks || batch.bytes >= limits.bytes) return;
     if (SsdBooks::is_nobody(owner)) continue;  // nothing is there that anybody wants
-    const Private& mine = private_[owner];
-    if (mine.state == State::resident && (mine.flags & (kOnSsd | kWriting)) == kOnSsd)
-      add_move(owner, limits, batch, now);
     is_stuck = false;
+    const Private& mine = private_[owner];
+    if (mine.state != State::resident || (mine.flags & (kOnSsd | kWriting)) != kOnSsd) continue;
+    // A doomed slot still has the number of its old record, which may be another block's by now.
+    if (ssd_place(owner).slab_unit * kUnitBytes != slots.slab_offset(*slab)) continue;
+    add_move(owner, limits, batch, now);
   }
   // What is left are slots that nobody may use: the slab goes back to its class as it is.
   if (!is_stuck) return;
@@ -302,12 +304,9 @@ bool Store::add_move(BlockId record, const GroupLimits& limits, WriteBack& batch
   return true;
 }
 
-void Store::set_ssd_units(const SsdFacts& facts) { ssd_->set_facts(facts); }
-
-bool Store::is_ssd_shrunk() const {
-  return ssd_->slots()
-      .slabs_beyond(static_cast<std::uint32_t>(ssd_->options().facts.units))
-      .empty();
+void Store::set_ssd_units(const SsdFacts& facts) {
+  ssd_->set_facts(facts);
+  is_ssd_shrinking_ = true;  // or so; the next group looks
 }
 
 // --- when it was used ----------------------------------------------------------------------------
@@ -330,16 +329,11 @@ void Store::add_stamps(const GroupLimits& limits, WriteBack& batch, Seconds now)
 
 // --- after the group -----------------------------------------------------------------------------
 
-void Store::group_done(WriteBack& batch, bool committed, Seconds) {
+void Store::group_done(const WriteBack& batch, bool committed) {
   ssd_->done_naming(batch.group, committed);
   ssd_->done_deleting(batch.group.deletes, committed);
   for (std::size_t i = 0; i < batch.items.size(); ++i)
     write_done(batch.group.writes[i], batch.items[i]);
-}
-
-void Store::drop_item(WriteBack& batch, std::size_t index, Seconds) {
-  // Left in the group as a write that nothing can carry out.
-  batch.group.writes[index].payload = nullptr;
 }
 
 void Store::write_done(const SsdWrite& write, const WriteBack::Item& item) {
@@ -382,7 +376,8 @@ bool Store::is_warm_enough(BlockId record) const {
 Store::Reserved Store::reserve_promotion(BlockId record, bool forced, Seconds now) {
   using Outcome = Reserved::Outcome;
   Private& mine = private_[record];
-  KVP_CHECK(mine.state == State::resident && mine.pins_or_next > 0);
+  KVP_CHECK(mine.pins_or_next > 0);
+  if (mine.state != State::resident) return {.outcome = Outcome::no_room};
   if (is_in_dram(record)) return {.outcome = Outcome::present, .record = record};
   if ((mine.flags & kLoading) != 0) return {.outcome = Outcome::pending, .record = record};
   const ClassId klass = mine.klass;
@@ -404,9 +399,12 @@ void Store::promotion_pages_made(std::uint64_t offset, bool made) {
   slabs_.pages_made(slabs_.slot_at(offset).slab, made);
 }
 
-void Store::promote(BlockId record, std::uint64_t offset, Seconds now) {
+bool Store::promote(BlockId record, std::uint64_t offset, Seconds now) {
   Private& mine = private_[record];
-  if (mine.state != State::resident) return abandon_promotion(record, offset);
+  if (mine.state != State::resident) {
+    abandon_promotion(record, offset);
+    return false;
+  }
   KVP_CHECK((mine.flags & kLoading) != 0 && !is_in_dram(record));
   mine.flags = static_cast<std::uint8_t>((mine.flags & ~kLoading) | kInDram);
   --loading_;
@@ -418,6 +416,7 @@ void Store::promote(BlockId record, std::uint64_t offset, Seconds now) {
   policy_->insert(record, fingerprint(fields.incarnation, fields.key),
                   parent != kNoBlock && is_in_dram(parent) ? parent : kNoBlock, mine.klass, now);
   policy_->set_heat(record, ssd_->heat().heat(record, now), now);
+  return true;
 }
 
 void Store::abandon_promotion(BlockId record, std::uint64_t offset) {
@@ -564,7 +563,7 @@ void Store::check_ssd_invariants() const {
     const BlockId parent = ssd_->heat().parent(record);
     KVP_CHECK(parent == kNoBlock || is_on_ssd(parent));
     const std::uint64_t tier = view().record(record).tier.load(std::memory_order_relaxed);
-    KVP_CHECK(tier == (kTierSsd | (is_in_dram(record) ? kTierDram : 0u)));
+    KVP_CHECK(tier == (kTierSsd | (is_in_dram(record) ? std::uint64_t{kTierDram} : 0)));
   }
   KVP_CHECK(on_ssd == on_ssd_ && ssd_->heat().stats().resident == resident);
   ssd_->check_invariants();

@@ -68,8 +68,8 @@ class Policy {
   virtual void erase(BlockId id, Fingerprint fp, Leave why, Seconds now) = 0;
   // The block competes in another group from now on, as cold as before. Also while taken.
   virtual void regroup(BlockId id, Group group) = 0;
-  // The parent it was inserted with, kNoBlock when there was none or it is gone. A policy that keeps
-  // no chains knows of none.
+  // The parent it was inserted with, kNoBlock when there was none or it is gone. A policy that
+  // keeps no chains knows of none.
   virtual BlockId parent(BlockId id) const = 0;
 
   // Takes the coldest candidate of a group out of the order. The caller then erases it or gives it

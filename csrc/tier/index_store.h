@@ -23,6 +23,9 @@
 
 namespace kvpool {
 
+// BlockEntry::check as it must be.
+std::uint32_t entry_check(const BlockKey& key, const BlockEntry& entry);
+
 class IndexStore {
  public:
   static constexpr std::size_t kChangesMax = 4096;  // deletes + writes + stamps of one group
@@ -64,8 +67,9 @@ class IndexStore {
   std::uint64_t written_bytes() const;  // pages that commits have written, since open
   std::uint64_t entries() const;
 
+  struct Parts;  // tier/index_parts.h
+
  private:
-  struct Parts;
   explicit IndexStore(std::unique_ptr<Parts> parts);
   std::unique_ptr<Parts> parts_;
 };

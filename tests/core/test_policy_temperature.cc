@@ -32,7 +32,10 @@ class Model {
 
   explicit Model(std::size_t ghosts_max) : ghosts_max_(ghosts_max) {}
 
+  // Time begins with the first one told, which may lie before zero.
   void pass(Seconds now, double tau_s) {
+    if (!is_started_) now_ = now;
+    is_started_ = true;
     if (now <= now_) return;
     half_lives_ += (now - now_) / tau_s;
     now_ = now;
@@ -93,6 +96,7 @@ class Model {
 
   std::size_t ghosts_max_;
   std::list<Ghost> ghosts_;  // oldest first
+  bool is_started_ = false;
   Seconds now_ = 0;
   double half_lives_ = 0;
 };

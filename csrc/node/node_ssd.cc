@@ -1,0 +1,272 @@
+// The node's side of the SSD tier: opening it, the writer's thread, waiting for a commit, resizing,
+// closing. Which blocks are written is the Store's affair (store_ssd.cc), how is the tier's.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "node/node.h"
+
+namespace kvpool {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kLinger = 5ms;         // for company, when nobody waits and little is queued
+constexpr auto kLookEvery = 100ms;    // an idle writer
+constexpr auto kStuckPause = 2ms;     // work is left, but not for now: pins, draining
+constexpr auto kLastStamps = 2s;      // of a closing tier
+constexpr std::size_t kGroupBlocks = 256;
+constexpr std::uint64_t kGroupShareInverse = 8;  // of DRAM: what is being written cannot be evicted
+
+// Heat left of heat 1, so many seconds later. A clock that went back counts as none passed.
+double decay(double age_s, double tau_s) {
+  return tau_s > 0 ? std::exp2(-std::max(age_s, 0.0) / tau_s) : 1;
+}
+
+}  // namespace
+
+Result<void> Node::attach(std::unique_ptr<Ssd> tier) {
+  const SsdFacts facts = tier->facts();
+  store_->attach_ssd({.facts = facts,
+                      .units_max = facts.units * 4,
+                      .records_max = 0,
+                      .policy = options_.store.policy,
+                      .tau_s = options_.store.tau_s,
+                      .ghosts_max = 0,
+                      .admit = options_.ssd.durability == Durability::durable ? SsdAdmit::all
+                                                                              : options_.ssd_admit,
+                      .free_late = options_.ssd.durability == Durability::relaxed});
+  if (auto known = store_->restore_spaces(tier->spaces(), tier->classes()); !known) return known;
+  std::vector<BlockKey> forgotten = tier->forgotten();
+  std::vector<Hash128> parents;
+  std::vector<float> heats;
+  const double now_s = clock_->wall_s();
+  const auto visited = tier->for_each_entry([&](const BlockKey& key, const BlockEntry& entry) {
+    if (!store_->restore_entry(key, entry)) {
+      forgotten.push_back(key);
+      return;
+    }
+    parents.push_back(entry.parent);  // records of a fresh store are numbered as they come
+    heats.push_back(entry.heat * static_cast<float>(decay(now_s - entry.stamp_s, facts.tau_s)));
+  });
+  if (!visited) return visited;
+  store_->restore_chains([&](BlockId record) { return parents[record]; },
+                         [&](BlockId record) { return heats[record]; }, clock_->now());
+  if (!forgotten.empty()) tier->forget_these(std::move(forgotten));
+  tier_ = std::move(tier);
+  if (tier_->facts().capacity_bytes > options_.ssd.capacity_bytes &&
+      options_.ssd.capacity_bytes != 0)
+    resize_ssd_to_ = options_.ssd.capacity_bytes;  // the writer's first work
+  return {};
+}
+
+// --- the writer's thread -------------------------------------------------------------------------
+
+void Node::write_back() {
+  Lock lock(mutex_);
+  while (!writer_ends_) {
+    if (resize_ssd_to_ != 0) carry_out_resize(lock);
+    const auto is_urgent = [&] {
+      return writer_ends_ || urgent_ > 0 || resize_ssd_to_ != 0 || queued_bytes_ >= kGroupBytes ||
+             store_->ssd().queued() >= kGroupBlocks;
+    };
+    if (tier_->is_read_only() || !store_->has_group_work()) {
+      written_.notify_all();
+      write_work_.wait_for(lock, kLookEvery, [&] {
+        return writer_ends_ || resize_ssd_to_ != 0 ||
+               (!tier_->is_read_only() && store_->has_group_work());
+      });
+      continue;
+    }
+    if (!is_urgent()) write_work_.wait_for(lock, kLinger, is_urgent);
+    if (!write_group(lock)) write_work_.wait_for(lock, kStuckPause);
+  }
+  write_last_stamps(lock);
+}
+
+Store::GroupLimits Node::group_limits() const {
+  return {.blocks = kGroupBlocks,
+          .bytes = std::min(2 * kGroupBytes, store_->bytes_limit() / kGroupShareInverse),
+          .must = is_durable(),
+          .stamp_s = static_cast<std::uint32_t>(std::max(clock_->wall_s(), 0.0))};
+}
+
+// False: there was nothing that could be done now.
+bool Node::write_group(Lock& lock) {
+  drain_touches();
+  WriteBack batch;
+  queued_bytes_ = 0;
+  store_->next_group(group_limits(), batch, clock_->now());
+  if (batch.empty()) {
+    store_->group_done(batch, false);
+    written_.notify_all();
+    return false;
+  }
+  group_under_way_ = true;
+  lock.unlock();
+  std::vector<Bounce> bounces;
+  prepare_payload(batch, bounces);
+  const bool committed = tier_->commit(batch.group);
+  lock.lock();
+  group_under_way_ = false;
+  store_->group_done(batch, committed);
+  if (tier_->is_read_only()) store_->stop_queueing();
+  written_.notify_all();
+  return true;
+}
+
+// Without the lock; the blocks are pinned. What lies behind a block in its slot is of no block and
+// goes to the disk as zeros. A block that moves inside the slab file and is not in DRAM is read
+// first; if that fails it stays where it is.
+void Node::prepare_payload(WriteBack& batch, std::vector<Bounce>& bounces) {
+  auto reads = std::make_shared<SsdReads>(
+      static_cast<std::size_t>(std::ranges::count_if(batch.group.writes, [](const SsdWrite& write) {
+        return write.payload == nullptr;
+      })));
+  std::vector<SsdWrite*> read;
+  for (std::size_t i = 0; i < batch.group.writes.size(); ++i) {
+    SsdWrite& write = batch.group.writes[i];
+    if (write.payload != nullptr) {
+      auto* slot = const_cast<std::byte*>(write.payload);  // of our own arena
+      std::memset(slot + write.place.bytes, 0, write.place.slot_bytes() - write.place.bytes);
+      continue;
+    }
+    SsdReads::Item& item = reads->items[read.size()];
+    bounces.push_back(bounces_.take(write.place.slot_bytes()));
+    item.place = batch.items[i].from;
+    item.sum = write.sum;
+    item.into = bounces.back().memory();
+    read.push_back(&write);
+  }
+  if (read.empty()) return;
+  tier_->read(reads);
+  reads->wait(Deadline::max());  // the device answers or fails; the buffers must not go before
+  for (std::size_t i = 0; i < read.size(); ++i)
+    if (reads->items[i].outcome.load(std::memory_order_acquire) == ReadOutcome::whole)
+      read[i]->payload = reads->items[i].into;
+}
+
+// --- waiting for it ------------------------------------------------------------------------------
+
+void Node::wait_until_durable(Lock& lock, std::span<const BlockId> records, Deadline deadline,
+                              PutStatus* statuses) {
+  for (const BlockId record : records)  // one that failed before gets another chance
+    if (!store_->is_on_ssd(record)) store_->write_soon(record);
+  ++urgent_;
+  wake_writer();
+  const auto is_due = [&](BlockId record) { return store_->is_due(record); };
+  written_.wait_until(lock, deadline,
+                      [&] { return stopping_ || std::ranges::none_of(records, is_due); });
+  --urgent_;
+  for (std::size_t i = 0; i < records.size(); ++i) {
+    if (store_->is_on_ssd(records[i])) continue;
+    statuses[i] = stopping_ ? PutStatus::failed : PutStatus::not_durable;
+    not_durable_.fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
+bool Node::flush(Deadline deadline) {
+  Lock lock(mutex_);
+  if (!tier_) return true;
+  drain_touches();
+  ++urgent_;
+  wake_writer();
+  const auto is_done = [&] { return store_->ssd().queued() == 0 && !group_under_way_; };
+  written_.wait_until(lock, deadline,
+                      [&] { return writer_ends_ || tier_->is_read_only() || is_done(); });
+  --urgent_;
+  return is_done() && !tier_->is_read_only();
+}
+
+// --- another size --------------------------------------------------------------------------------
+
+Result<std::uint64_t> Node::resize_ssd(std::uint64_t capacity_bytes, Deadline deadline) {
+  Lock lock(mutex_);
+  if (!tier_) return fail(Code::bad_argument, "this pool has no SSD tier to resize");
+  ssd_resized_.reset();
+  resize_ssd_to_ = capacity_bytes;
+  ++urgent_;
+  wake_writer();
+  written_.wait_until(lock, deadline, [&] { return writer_ends_ || ssd_resized_.has_value(); });
+  --urgent_;
+  if (ssd_resized_ && !*ssd_resized_) return std::unexpected(ssd_resized_->error());
+  return tier_->facts().capacity_bytes;
+}
+
+// On the writer's thread. A smaller file is emptied beyond its new end first, group by group.
+void Node::carry_out_resize(Lock& lock) {
+  const std::uint64_t capacity = resize_ssd_to_;
+  SsdFacts facts = tier_->facts();
+  const std::uint64_t units = tier_->units_for(capacity);
+  if (units != 0 && units < facts.units) {
+    facts.units = units;
+    if (store_->ssd().options().facts.units != units) store_->set_ssd_units(facts);
+    while (!writer_ends_ && resize_ssd_to_ == capacity && store_->is_ssd_shrinking() &&
+           !tier_->is_read_only())
+      if (!write_group(lock)) write_work_.wait_for(lock, kStuckPause);
+    if (store_->is_ssd_shrinking()) return;
+  }
+  resize_ssd_to_ = 0;
+  lock.unlock();
+  Result<void> resized = tier_->resize(capacity);
+  lock.lock();
+  store_->set_ssd_units(tier_->facts());
+  ssd_resized_ = std::move(resized);
+  written_.notify_all();
+}
+
+// --- the end -------------------------------------------------------------------------------------
+
+// Heat that the index has not heard of. Nothing is lost but warmth if there is no time for it.
+void Node::write_last_stamps(Lock& lock) {
+  const auto until = std::chrono::steady_clock::now() + kLastStamps;
+  store_->stop_queueing();
+  while (!tier_->is_read_only() && std::chrono::steady_clock::now() < until && write_group(lock)) {
+  }
+}
+
+void Node::close_ssd(Deadline flush_until) {
+  Lock lock(mutex_);
+  if (!tier_) return;
+  if (flush_until > std::chrono::steady_clock::now()) {
+    drain_touches();
+    store_->queue_all();
+    ++urgent_;
+    wake_writer();
+    written_.wait_until(lock, flush_until, [&] {
+      return tier_->is_read_only() || (store_->ssd().queued() == 0 && !group_under_way_);
+    });
+    --urgent_;
+  }
+  writer_ends_ = true;
+  write_work_.notify_all();
+  written_.notify_all();
+  std::thread writer = std::move(writer_);
+  lock.unlock();
+  if (writer.joinable()) writer.join();
+  lock.lock();
+  written_.wait(lock, [&] { return fetches_ == 0; });  // each has a deadline of its own
+  store_->detach_ssd();
+  std::unique_ptr<Ssd> tier = std::move(tier_);
+  lock.unlock();
+  tier.reset();  // joins the I/O threads and lets the directory go
+}
+
+void Node::add_ssd_stats(NodeStats& stats) {
+  stats.not_durable = not_durable_.load(std::memory_order_relaxed);
+  stats.ssd_hits = ssd_hits_.load(std::memory_order_relaxed);
+  stats.ssd_hit_bytes = ssd_hit_bytes_.load(std::memory_order_relaxed);
+  stats.ssd_timeouts = ssd_timeouts_.load(std::memory_order_relaxed);
+  if (!tier_) return;
+  stats.has_ssd = true;
+  stats.ssd_facts = tier_->facts();
+  stats.ssd = tier_->counters();
+  stats.ssd_read_only = tier_->is_read_only();
+  stats.ssd_read_only_reason = tier_->why_read_only();
+  stats.ssd_blocks = store_->ssd_blocks();
+  stats.ssd_bytes_taken = store_->ssd().bytes_taken();
+  stats.ssd_queued = store_->ssd().queued();
+  stats.ssd_quarantined = store_->ssd().quarantined();
+}
+
+}  // namespace kvpool
