@@ -112,6 +112,8 @@ class Replay:
         Raises RuntimeError before finish().
         """
 
+def ssd_capacity_for(blocks: int, block_bytes: int) -> int: ...
+
 class RawDisk:
     """
     A file of the bench's own, read and written past the page cache as fast as blocks can be.

@@ -15,13 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from kvpool import _core
 from kvpool.replay.score import OnSsd
 
 FREE_FLOOR_BYTES = 256 << 20  # left free on the filesystem
-_SLOT_ALIGN_BYTES = 4096
-_UNIT_BYTES = 2 << 20
-_BOOKS_BYTES = 16 << 20  # headers, and an index that has room for the smallest tiers
-_ENTRY_BYTES = 1280  # of index for a block, at worst
 
 
 class SsdError(Exception):
@@ -53,10 +50,8 @@ class TierOptions:
 
 
 def tier_bytes(capacity_blocks: int, block_bytes: int) -> int:
-    """A capacity that holds that many blocks, its index included; some more may fit."""
-    slot_bytes = -(-block_bytes // _SLOT_ALIGN_BYTES) * _SLOT_ALIGN_BYTES
-    payload_bytes = -(-capacity_blocks * slot_bytes // _UNIT_BYTES) * _UNIT_BYTES
-    return payload_bytes + payload_bytes // 32 + capacity_blocks * _ENTRY_BYTES + _BOOKS_BYTES
+    """A capacity that holds that many blocks, its index included; a few more may fit."""
+    return _core.ssd_capacity_for(capacity_blocks, block_bytes)
 
 
 def open_arguments(tier: TierOptions, block_bytes: int) -> dict[str, Any]:
