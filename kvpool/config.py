@@ -88,6 +88,7 @@ ADMISSIONS = ("second_use", "all")
 SSD_BYTES_MAX = 1 << 50
 SSD_FREE_FLOOR = "1GiB"
 SSD_IO_THREADS = 8
+SSD_TIMEOUT_S = 5.0
 _IO_THREADS_MAX = 64
 
 
@@ -115,6 +116,7 @@ def ssd_options(path: object, given: dict[str, Any]) -> dict[str, Any]:
     floor = _default(given["ssd_free_floor"], SSD_FREE_FLOOR)
     threads = _default(given["ssd_io_threads"], SSD_IO_THREADS)
     direct = _default(given["ssd_direct"], True)
+    timeout = _default(given["ssd_timeout"], SSD_TIMEOUT_S)
     check_type("ssd_direct", direct, bool)
     return {
         "ssd": "" if path is None else check_folder("ssd", path),
@@ -124,6 +126,7 @@ def ssd_options(path: object, given: dict[str, Any]) -> dict[str, Any]:
         "ssd_free_floor": check_size("ssd_free_floor", floor, 0, SSD_BYTES_MAX),
         "ssd_io_threads": check_count("ssd_io_threads", threads, 1, _IO_THREADS_MAX),
         "ssd_direct": direct,
+        "ssd_timeout_s": check_number("ssd_timeout", timeout, 0.001, 3600),
     }
 
 

@@ -74,6 +74,7 @@ def open(
     ssd_free_floor: str | int | None = None,
     ssd_io_threads: int | None = None,
     ssd_direct: bool | None = None,
+    ssd_timeout: float | None = None,
     clock: _core.ManualClock | None = None,
 ) -> Pool:
     """Open a pool in this process.
@@ -95,7 +96,8 @@ def open(
     `relaxed` (as async, a crash may lose the newest commit too). ssd_admit: blocks worth writing,
     `second_use` (the default) or `all` (always so when durable). ssd_free_floor: left free on the
     filesystem (default 1 GiB). ssd_io_threads: reads and writes in flight (default 8).
-    ssd_direct: False to go through the page cache. What was stored is safe once flush() is True.
+    ssd_direct: False to go through the page cache. ssd_timeout: a read that takes longer is a miss
+    (default 5 s). What was stored is safe once flush() is True.
 
     Raises BadArgument, NoResource, TierRefused (the directory is in use, foreign or damaged).
     Cost with an SSD: reading its index, about a second per million blocks.
@@ -116,6 +118,7 @@ def open(
         "ssd_free_floor": ssd_free_floor,
         "ssd_io_threads": ssd_io_threads,
         "ssd_direct": ssd_direct,
+        "ssd_timeout": ssd_timeout,
     }
     return Pool(
         _core.Node.open(
@@ -191,12 +194,11 @@ class Pool:
         is; max_blocks=0 lifts that limit. ssd_capacity: as in open(); growing takes the room on
         the disk first and raises NoResource where there is none.
         """
-        return self._node.resize(
-            None if dram is None else _size("dram", dram),
-            None if max_blocks is None else _max_blocks(max_blocks),
-            None if ssd_capacity is None else check_ssd_capacity(ssd_capacity),
-            timeout,
-        )
+        dram_bytes = None if dram is None else _size("dram", dram)
+        blocks = None if max_blocks is None else _max_blocks(max_blocks)
+        if ssd_capacity is not None:  # first: it can be refused, and then nothing has changed
+            self._node.resize_ssd(check_ssd_capacity(ssd_capacity), timeout)
+        return self._node.resize(dram_bytes, blocks, timeout)
 
     def flush(self, timeout: float = FLUSH_TIMEOUT_S) -> bool:
         """Wait until every block admitted to the SSD so far is committed there.

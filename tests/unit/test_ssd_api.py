@@ -81,6 +81,9 @@ def tiers_of(space: kvpool.Namespace, numbers: range) -> list[int]:
         ({"ssd_free_floor": 0}, "ssd_free_floor is 0"),
         ({"ssd_io_threads": 8}, "ssd_io_threads is 8"),
         ({"ssd_direct": True}, "ssd_direct is True"),
+        ({"ssd": "t", "ssd_timeout": 0}, "0.001..3600"),
+        ({"ssd": "t", "ssd_timeout": float("nan")}, "ssd_timeout is nan"),
+        ({"ssd_timeout": 5.0}, "ssd_timeout is 5.0"),
     ],
 )
 def test_a_value_that_cannot_be_meant_is_named(options: dict[str, Any], complaint: str) -> None:
@@ -103,6 +106,7 @@ def test_a_value_that_cannot_be_meant_is_named(options: dict[str, Any], complain
         ({"ssd": "t", "ssd_io_threads": 2.0}, "ssd_io_threads is float"),
         ({"ssd": "t", "ssd_io_threads": True}, "ssd_io_threads is bool"),
         ({"ssd": "t", "ssd_direct": 1}, "ssd_direct is int"),
+        ({"ssd": "t", "ssd_timeout": "5"}, "ssd_timeout is str"),
     ],
 )
 def test_a_wrong_type_is_a_bad_type(options: dict[str, Any], complaint: str) -> None:
@@ -433,7 +437,7 @@ def test_a_resize_that_cannot_be_changes_nothing(tmp_path: Path, capacity: Any) 
 
 
 COUNTED = (
-    "ssd_blocks", "ssd_capacity_bytes", "ssd_bytes_taken", "ssd_bytes_free", "ssd_queue_blocks",
+    "ssd_blocks", "ssd_capacity_bytes", "ssd_bytes_taken", "ssd_payload_bytes", "ssd_queue_blocks",
     "ssd_index_used_bytes", "ssd_index_bytes", "ssd_quarantined_blocks", "demotions", "promotions",
     "ssd_hits", "ssd_hit_bytes", "ssd_written_blocks", "ssd_written_bytes", "ssd_read_bytes",
     "ssd_evictions", "ssd_not_worth", "evicted_unwritten", "ssd_damaged", "ssd_read_faults",

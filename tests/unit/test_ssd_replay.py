@@ -13,6 +13,7 @@ import kvpool
 from kvpool import cli
 from kvpool.replay import demo, ssd, through_pool, tier_table
 from kvpool.replay.arguments import ReplayArguments
+from kvpool.replay.payload import keys_of
 from kvpool.replay.run import Plan, replay
 from kvpool.replay.score import OnSsd, Score, json_fields
 from kvpool.replay.simulate import simulate
@@ -136,9 +137,16 @@ def test_a_tier_of_n_blocks_holds_n_blocks(tmp_path: Path, blocks: int, block_by
         prefault="off",
         **ssd.open_arguments(TierOptions(tmp_path / "tier", blocks, "all"), block_bytes),
     ) as pool:
+        space = pool.namespace(
+            kvpool.Manifest(model="m", layout="opaque", block_tokens=1, block_bytes=block_bytes)
+        )
+        data = bytes(64 * block_bytes)
+        for start in range(0, blocks, 64):
+            some = keys_of(range(start, min(start + 64, blocks)))
+            space.put(some, data[: len(some) * block_bytes])
+            assert pool.flush()
         stats = pool.stats()
-        assert stats["ssd_bytes_free"] >= blocks * block_bytes
-        assert stats["ssd_entries_max"] >= blocks if "ssd_entries_max" in stats else True
+        assert (stats["ssd_blocks"], stats["ssd_evictions"]) == (blocks, 0)
 
 
 # --- directories ---------------------------------------------------------------------------------
