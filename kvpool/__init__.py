@@ -19,6 +19,7 @@ from kvpool.errors import (
     ManifestMismatch,
     NoResource,
     PoolClosed,
+    TierRefused,
 )
 from kvpool.manifest import Manifest
 from kvpool.pool import Namespace, Pool, Slot, View, open
@@ -47,6 +48,7 @@ __all__ = [
     "Region",
     "Slot",
     "Tier",
+    "TierRefused",
     "View",
     "open",
     "parse_size",

@@ -112,6 +112,19 @@ class Replay:
         Raises RuntimeError before finish().
         """
 
+def ssd_capacity_for(blocks: int, block_bytes: int) -> int: ...
+
+class RawDisk:
+    """
+    A file of the bench's own, read and written past the page cache as fast as blocks can be.
+    """
+
+    def __init__(
+        self, path: str, blocks: int, block_bytes: int, batch: int, threads: int
+    ) -> None: ...
+    def write(self, blocks: Sequence[int]) -> None: ...
+    def read(self, blocks: Sequence[int]) -> None: ...
+
 class Layers:
     """Paged KV tensors, planned once for save and load."""
 
@@ -184,8 +197,16 @@ class Node:
         huge_pages: bool,
         salt: int,
         clock: ManualClock | None,
+        ssd: str,
+        ssd_capacity: int,
+        durability: str,
+        ssd_admit: str,
+        ssd_free_floor: int,
+        ssd_io_threads: int,
+        ssd_direct: bool,
+        ssd_timeout_s: float,
     ) -> Node: ...
-    def close(self) -> None: ...
+    def close(self, flush_timeout_s: object | None) -> None: ...
     def require_usable(self) -> None:
         """Raise PoolClosed or ForkedProcess where no call can be made."""
 
@@ -196,6 +217,8 @@ class Node:
     @property
     def base_address(self) -> int: ...
     def resize(self, dram: int | None, max_blocks: int | None, timeout_s: object | None) -> int: ...
+    def resize_ssd(self, capacity: int, timeout_s: object) -> int: ...
+    def flush(self, timeout_s: object) -> bool: ...
     def trim(self) -> None: ...
     def stats(self) -> dict[str, Any]: ...
     def settle(self, timeout_s: object | None) -> bool:

@@ -10,6 +10,7 @@ import contextlib
 import enum
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -62,7 +63,7 @@ def replay(asked: arguments.ReplayArguments) -> None:
 
     Without --json, LRU and Belady (which knows the future) are shown for reference.
     """
-    from kvpool.replay import progress, report, run
+    from kvpool.replay import progress, report, run, tier_table
 
     if asked.plot is not None:
         _check_plot(asked.plot)
@@ -78,6 +79,9 @@ def replay(asked: arguments.ReplayArguments) -> None:
     if not asked.as_json:
         width = _console().width
         _print(*report.tables(name, scores, block_bytes=plan.block_bytes, width=width))
+        if plan.ssd and plan.block_bytes:
+            notes = [tier_table.ONE_TIER_NOTE, ""]
+            _print(*notes, *tier_table.tier_parts(scores, plan.block_bytes))
     if asked.plot is not None:
         _draw(asked.plot, name, scores)
     _fail_on_mismatches(scores)
@@ -98,7 +102,7 @@ def workload(
 
 @app.command()
 def demo(seed: Seed = 1, as_json: arguments.AsJson = False) -> None:
-    """Run a made-up workload through an embedded pool, every byte compared; about 20 s."""
+    """Run a made-up workload through an embedded pool, every byte compared; about 30 s."""
     from kvpool.replay import demo, progress
     from kvpool.replay.workload import WorkloadOptions
 
@@ -109,6 +113,13 @@ def demo(seed: Seed = 1, as_json: arguments.AsJson = False) -> None:
             scores.append(score)
             if as_json:
                 print(demo.json_line(workload, score), flush=True)
+        try:
+            scores.append(demo.with_ssd(workload, watch))
+        except demo.NoRoom as reason:
+            _tell(f"without the part on SSD: {reason}")
+        else:
+            if as_json:
+                print(demo.json_line(workload, scores[-1]), flush=True)
     if not as_json:
         _print(*demo.summary(workload, scores))
     _fail_on_mismatches(scores)
@@ -123,6 +134,7 @@ class _Bench(enum.StrEnum):
     LOOKUP = "lookup"
     POLICY = "policy"
     MEMORY = "memory"
+    SSD = "ssd"
 
 
 @app.command()
@@ -133,13 +145,23 @@ def bench(
         bool, typer.Option("--quick", help="Tiny sizes, to see that it runs; no figures to quote.")
     ] = False,
     seed: Seed = 1,
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--dir",
+            exists=True,
+            file_okay=False,
+            help="Where ssd makes its files, some GiB that are removed again (default: a folder"
+            " for temporary files).",
+        ),
+    ] = None,
 ) -> None:
-    """Measure the pool beside memcpy in the same run, and hold it to its bars."""
+    """Measure the pool beside memcpy or the raw disk in the same run, and hold it to its bars."""
     from kvpool.bench import rows, suite, timing
     from kvpool.bench.scale import Scale
 
     names = list(suite.BENCHES) if what == _Bench.ALL else [what.value]
-    scale = Scale(seed=seed, is_quick=quick)
+    scale = Scale(seed=seed, is_quick=quick, directory=directory, say=_tell)
     _tell(timing.environment(seed))
     with _told_plainly():
         for name in names:
@@ -149,7 +171,7 @@ def bench(
                 continue
             with Console(stderr=True).status(name):  # a spinner, on a terminal only
                 found = list(suite.BENCHES[name](scale))
-            _print(rows.table(found))
+            _print(*rows.tables(found))
 
 
 # --- what commands share -------------------------------------------------------------------------
@@ -160,11 +182,12 @@ def _told_plainly() -> Iterator[None]:
     """Failures that a user can act on become one line and exit status 1; our bugs stay loud."""
     from kvpool.bench.rows import BenchError
     from kvpool.replay.run import ReplayError
+    from kvpool.replay.ssd import SsdError
     from kvpool.replay.trace import TraceError
 
     try:
         yield
-    except (TraceError, ReplayError, BenchError, kvpool.KvpoolError) as error:
+    except (TraceError, ReplayError, SsdError, BenchError, kvpool.KvpoolError) as error:
         _tell(f"error: {error}")
         raise typer.Exit(1) from None
 

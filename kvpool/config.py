@@ -1,13 +1,18 @@
-"""Sizes as people write them. Pure.
+"""What people set: sizes as they write them, and the limits of every option. Touches no file.
 
 Promises:  1. a unit is never guessed: "K" alone could mean 1000 or 1024, so it is refused;
-           2. a parsed size is whole bytes or an error, never rounded.
+           2. a parsed size is whole bytes or an error, never rounded;
+           3. an option that cannot be meant is named, with its value and its limit, before
+              anything is opened; one that would have no effect is refused, not ignored.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from fractions import Fraction
+from numbers import Real
+from typing import Any
 
 from kvpool.errors import BadArgument, BadType, shown
 
@@ -74,3 +79,117 @@ def format_size(size_bytes: int) -> str:
         if rounded < 1024 or unit == _BINARY_UNITS[-1]:
             break
     return f"{rounded:.1f}".removesuffix(".0") + f" {unit}"
+
+
+# --- options -------------------------------------------------------------------------------------
+
+DURABILITIES = ("async", "durable", "relaxed")
+ADMISSIONS = ("second_use", "all")
+SSD_BYTES_MAX = 1 << 50
+SSD_FREE_FLOOR = "1GiB"
+SSD_IO_THREADS = 8
+SSD_TIMEOUT_S = 5.0
+_IO_THREADS_MAX = 64
+
+
+def ssd_options(path: object, given: dict[str, Any]) -> dict[str, Any]:
+    """The options of an SSD tier as the core takes them, from those of kvpool.open().
+
+    `given` maps the names of kvpool.open() to what the caller wrote, None where that is nothing.
+    A None path is no tier: then nothing may be given but the default durability. Raises
+    BadArgument, BadType.
+    """
+    durability = given["durability"]
+    check_choice("durability", durability, DURABILITIES)
+    if path is None:
+        for name, value in given.items():
+            if value is not None and (name, value) != ("durability", "async"):
+                raise BadArgument(f"{name} is {shown(value)}, but there is no SSD tier; set ssd")
+    admit = _default(given["ssd_admit"], "all" if durability == "durable" else "second_use")
+    check_choice("ssd_admit", admit, ADMISSIONS)
+    if durability == "durable" and admit != "all":
+        raise BadArgument(
+            f"ssd_admit is {admit!r}, but durable writes every block; leave it out, or choose"
+            " another durability"
+        )
+    capacity = given["ssd_capacity"]
+    floor = _default(given["ssd_free_floor"], SSD_FREE_FLOOR)
+    threads = _default(given["ssd_io_threads"], SSD_IO_THREADS)
+    direct = _default(given["ssd_direct"], True)
+    timeout = _default(given["ssd_timeout"], SSD_TIMEOUT_S)
+    check_type("ssd_direct", direct, bool)
+    return {
+        "ssd": "" if path is None else check_folder("ssd", path),
+        "ssd_capacity": 0 if capacity is None else check_ssd_capacity(capacity),
+        "durability": durability,
+        "ssd_admit": admit,
+        "ssd_free_floor": check_size("ssd_free_floor", floor, 0, SSD_BYTES_MAX),
+        "ssd_io_threads": check_count("ssd_io_threads", threads, 1, _IO_THREADS_MAX),
+        "ssd_direct": direct,
+        "ssd_timeout_s": check_number("ssd_timeout", timeout, 0.001, 3600),
+    }
+
+
+def check_ssd_capacity(value: str | int) -> int:
+    """Bytes of all files of an SSD tier; how few are too few is for the core to say."""
+    return check_size("ssd_capacity", value, 1, SSD_BYTES_MAX)
+
+
+def check_folder(name: str, path: object) -> str:
+    """The absolute path of a folder, which need not exist. `~` is not expanded."""
+    if not isinstance(path, str | os.PathLike):
+        raise BadType(f"{name} is {type(path).__name__}; it must be a path (str or os.PathLike)")
+    text = os.fspath(path)
+    if not isinstance(text, str):
+        raise BadType(f"{name} is a path of bytes; it must be one of text")
+    if not text:
+        raise BadArgument(f"{name} is an empty path; name a directory")
+    if "\0" in text:
+        raise BadArgument(f"{name} has a NUL byte in its path")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise BadArgument(f"{name} is a path that is not UTF-8") from None
+    return os.path.abspath(text)
+
+
+def check_size(name: str, value: str | int, least: int, most: int) -> int:
+    """Bytes of a size as people write it, within limits."""
+    size = parse_size(value)
+    if not least <= size <= most:
+        raise BadArgument(f"{name} is {size} bytes; it must be {least}..{most}")
+    return size
+
+
+def check_count(name: str, value: object, least: int, most: int) -> int:
+    """An int within limits; bool and float are none."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise BadType(f"{name} is {type(value).__name__}; it must be int")
+    if not least <= value <= most:
+        raise BadArgument(f"{name} is {shown(value)}; it must be {least}..{most}")
+    return value
+
+
+def check_number(name: str, value: object, least: float, most: float) -> float:
+    """A real number within limits, of whatever class; NaN is within none."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise BadType(f"{name} is {type(value).__name__}; it must be a number")
+    number: Any = value
+    if not least <= number <= most:
+        raise BadArgument(f"{name} is {shown(value)}; it must be {least}..{most}")
+    return float(number)
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    check_type(name, value, str)
+    if value not in choices:
+        raise BadArgument(f"{name} is {shown(value)}; it can be {', '.join(choices)}")
+
+
+def check_type(name: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise BadType(f"{name} is {type(value).__name__}; it must be {kind.__name__}")
+
+
+def _default(value: Any, default: Any) -> Any:
+    return default if value is None else value

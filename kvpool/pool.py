@@ -9,21 +9,29 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import os
 import secrets
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from numbers import Real
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from kvpool import _core
-from kvpool.config import parse_size
-from kvpool.errors import BadArgument, BadType, ManifestMismatch, shown
+from kvpool.config import (
+    check_choice,
+    check_count,
+    check_number,
+    check_size,
+    check_ssd_capacity,
+    check_type,
+    ssd_options,
+)
+from kvpool.errors import BadArgument, BadType, ManifestMismatch
 from kvpool.keys import fold_keys, prefix_keys
 from kvpool.layers import plan_layers
 from kvpool.manifest import Manifest
@@ -41,6 +49,9 @@ DRAM_BYTES_MAX = 1 << 44
 BLOCKS_MAX = 1 << 30
 PUT_TIMEOUT_S = 5.0
 RESIZE_TIMEOUT_S = 10.0
+FLUSH_TIMEOUT_S = 30.0
+CLOSE_FLUSH_TIMEOUT_S = 10.0
+TIMEOUT_S_MAX = 86_400.0
 ASYNC_THREADS = 2
 
 _open_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
@@ -56,6 +67,14 @@ def open(
     prefault: str = "ahead",
     evict_ahead: float = 1 / 128,
     huge_pages: bool = True,
+    ssd: str | os.PathLike[str] | None = None,
+    ssd_capacity: str | int | None = None,
+    durability: str = "async",
+    ssd_admit: str | None = None,
+    ssd_free_floor: str | int | None = None,
+    ssd_io_threads: int | None = None,
+    ssd_direct: bool | None = None,
+    ssd_timeout: float | None = None,
     clock: _core.ManualClock | None = None,
 ) -> Pool:
     """Open a pool in this process.
@@ -64,33 +83,56 @@ def open(
     on demand. dram_max: the most that resize() may ask for (default: four times dram).
     policy: who is evicted; `temperature`, or lru, lfu, fifo, s3fifo for comparison.
     tau_s: half-life of heat in seconds; by default it follows the workload.
-    max_blocks: limit of resident blocks; by default as many as fit.
+    max_blocks: limit of blocks in DRAM; by default as many as fit.
     prefault: `ahead` keeps 32 MiB of free memory ready, `all` makes all of it ready in the
     background, `off` none. huge_pages: use them where the kernel gives them quickly.
     evict_ahead: share of the slots that a background thread keeps free when the pool is full.
-    clock: a ManualClock, for replay and tests. Raises BadArgument, NoResource.
+    clock: a ManualClock, for replay and tests.
+
+    ssd: directory of an SSD tier, made if it is not there; what an earlier pool left in it is
+    found again. One pool at a time. ssd_capacity: bytes of all its files together, allocated at
+    once; needed the first time, later by default as it was. durability: `async` (the default: put
+    does not wait, a crash loses what was still queued), `durable` (put returns after the commit),
+    `relaxed` (as async, a crash may lose the newest commit too). ssd_admit: blocks worth writing,
+    `second_use` (the default) or `all` (always so when durable). ssd_free_floor: left free on the
+    filesystem (default 1 GiB). ssd_io_threads: reads and writes in flight (default 8).
+    ssd_direct: False to go through the page cache. ssd_timeout: a read that takes longer is a miss
+    (default 5 s). What was stored is safe once flush() is True.
+
+    Raises BadArgument, NoResource, TierRefused (the directory is in use, foreign or damaged).
+    Cost with an SSD: reading its index, about a second per million blocks.
     """
     dram_bytes = _size("dram", dram)
     most = min(4 * dram_bytes, DRAM_BYTES_MAX) if dram_max is None else _size("dram_max", dram_max)
     if most < dram_bytes:
         raise BadArgument(f"dram_max is {most} bytes, less than dram ({dram_bytes})")
-    _choice("policy", policy, POLICIES)
-    _choice("prefault", prefault, PREFAULTS)
-    _instance("huge_pages", huge_pages, bool)
+    check_choice("policy", policy, POLICIES)
+    check_choice("prefault", prefault, PREFAULTS)
+    check_type("huge_pages", huge_pages, bool)
     if clock is not None:
-        _instance("clock", clock, _core.ManualClock)
+        check_type("clock", clock, _core.ManualClock)
+    of_ssd = {
+        "ssd_capacity": ssd_capacity,
+        "durability": durability,
+        "ssd_admit": ssd_admit,
+        "ssd_free_floor": ssd_free_floor,
+        "ssd_io_threads": ssd_io_threads,
+        "ssd_direct": ssd_direct,
+        "ssd_timeout": ssd_timeout,
+    }
     return Pool(
         _core.Node.open(
             dram=dram_bytes,
             dram_max=most,
             max_blocks=_max_blocks(max_blocks),
             policy=policy,
-            tau_s=0.0 if tau_s is None else _number("tau_s", tau_s, 0.001, 1e9),
+            tau_s=0.0 if tau_s is None else check_number("tau_s", tau_s, 0.001, 1e9),
             prefault=prefault,
-            evict_ahead=_number("evict_ahead", evict_ahead, 0, 0.5),
+            evict_ahead=check_number("evict_ahead", evict_ahead, 0, 0.5),
             huge_pages=huge_pages,
             salt=secrets.randbits(64),
             clock=clock,
+            **ssd_options(ssd, of_ssd),
         )
     )
 
@@ -116,7 +158,7 @@ class Pool:
         Raises ManifestMismatch when a namespace of the same (non-empty) name exists with another
         manifest, naming the fields. O(1).
         """
-        _instance("manifest", manifest, Manifest)
+        check_type("manifest", manifest, Manifest)
         self._node.require_usable()  # in a forked child, the lock may be held for ever
         with self._lock:
             known = self._named.get(manifest.name) if manifest.name else None
@@ -141,6 +183,7 @@ class Pool:
         dram: str | int | None = None,
         *,
         max_blocks: int | None = None,
+        ssd_capacity: str | int | None = None,
         timeout: float = RESIZE_TIMEOUT_S,
     ) -> int:
         """Change the limits while the pool is in use; returns the memory committed now, in bytes.
@@ -148,13 +191,23 @@ class Pool:
         Growing is at once. Shrinking evicts the coldest blocks, gathers the others and gives the
         memory back to the system; what is pinned stays, and the pool goes on in the background
         after `timeout` seconds. The arena's base address never changes. None leaves a limit as it
-        is; max_blocks=0 lifts that limit.
+        is; max_blocks=0 lifts that limit. ssd_capacity: as in open(); growing takes the room on
+        the disk first and raises NoResource where there is none.
         """
-        return self._node.resize(
-            None if dram is None else _size("dram", dram),
-            None if max_blocks is None else _max_blocks(max_blocks),
-            timeout,
-        )
+        dram_bytes = None if dram is None else _size("dram", dram)
+        blocks = None if max_blocks is None else _max_blocks(max_blocks)
+        if ssd_capacity is not None:  # first: it can be refused, and then nothing has changed
+            self._node.resize_ssd(check_ssd_capacity(ssd_capacity), timeout)
+        return self._node.resize(dram_bytes, blocks, timeout)
+
+    def flush(self, timeout: float = FLUSH_TIMEOUT_S) -> bool:
+        """Wait until every block admitted to the SSD so far is committed there.
+
+        True: what was put before, and is worth keeping (ssd_admit), survives a crash and power
+        loss; under `relaxed` too. False: the time ran out, or the tier takes nothing more
+        (stats()["ssd_read_only_reason"]). True at once without an SSD tier. Releases the GIL.
+        """
+        return self._node.flush(timeout)
 
     def trim(self) -> None:
         """Give memory that holds no block back to the system now."""
@@ -173,17 +226,20 @@ class Pool:
         """True after close(), and in a forked child."""
         return self._node.is_forked or self._node.is_closed
 
-    def close(self) -> None:
+    def close(self, flush_timeout: float = CLOSE_FLUSH_TIMEOUT_S) -> None:
         """End the pool. Idempotent; does nothing in a forked child.
 
         Waits inside the pool end at once, and what was not stored yet is reported as FAILED. Calls
-        that copy in other threads end their copy; asynchronous ones are waited for.
+        that copy in other threads end their copy; asynchronous ones are waited for. With an SSD
+        tier, blocks that are worth keeping and not written yet are, for `flush_timeout` seconds at
+        most; 0 leaves them out.
         """
         if self._node.is_forked:  # the lock may be held for ever in a child
             return
+        flush_timeout_s = check_number("flush_timeout", flush_timeout, 0, TIMEOUT_S_MAX)
         with self._lock:
             executor, self._executor = self._executor, None
-        self._node.close()
+        self._node.close(flush_timeout_s)
         if executor is not None:
             executor.shutdown(wait=True)
 
@@ -248,10 +304,10 @@ class Namespace(_core.Space):
         return fold_keys(self.id, hashes, hash_bytes)
 
     def lookup(self, keys: AnyKeys) -> Hit:
-        """How many leading blocks are present, and the tier of each. No side effect.
+        """How many leading blocks are present, and the tier of each: DRAM, or SSD only.
 
-        Pins nothing and heats nothing: a block may be evicted before a get, which then reports a
-        miss. Takes no lock; 256 keys among a million take some 10 us.
+        No side effect: pins nothing, heats nothing and reads no disk. A block may be evicted before
+        a get, which then reports a miss. Takes no lock; 256 keys among a million take some 10 us.
         """
         return Hit(*self.count_present(keys))
 
@@ -270,6 +326,8 @@ class Namespace(_core.Space):
         data: one buffer with block i at i * stride bytes (stride: block_bytes unless given), a
         list of n buffers of block_bytes each, or a Region with one byte offset per key.
         parent: key of the block before keys[0], when the chain does not start here.
+        With durability="durable" it returns after their commit on the SSD; blocks that the SSD did
+        not take are readable all the same and have reason NOT_DURABLE.
         A present key costs no copy. Another writer of the same key is waited for, `timeout`
         seconds at most. The first block without room ends the call: the rest would be unreachable.
         Raises BadArgument for wrong sizes, PoolClosed. Cost: one copy and a checksum per block.
@@ -467,39 +525,16 @@ class Slot:
 
 
 def _size(name: str, value: str | int) -> int:
-    size = parse_size(value)
-    if not DRAM_BYTES_MIN <= size <= DRAM_BYTES_MAX:
-        raise BadArgument(f"{name} is {size} bytes; it must be {DRAM_BYTES_MIN}..{DRAM_BYTES_MAX}")
-    return size
+    return check_size(name, value, DRAM_BYTES_MIN, DRAM_BYTES_MAX)
 
 
 def _max_blocks(value: int | None) -> int:
     if value is None:
         return 0
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise BadType(f"max_blocks is {type(value).__name__}; it must be int or None")
-    if not 0 <= value <= BLOCKS_MAX:
-        raise BadArgument(f"max_blocks is {shown(value)}; it must be 0 (no limit)..{BLOCKS_MAX}")
-    return value
-
-
-def _number(name: str, value: float, least: float, most: float) -> float:
-    if not isinstance(value, Real) or isinstance(value, bool):
-        raise BadType(f"{name} is {type(value).__name__}; it must be a number")
-    if not least <= value <= most:
-        raise BadArgument(f"{name} is {shown(value)}; it must be {least}..{most}")
-    return float(value)
-
-
-def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    _instance(name, value, str)
-    if value not in choices:
-        raise BadArgument(f"{name} is {shown(value)}; it can be {', '.join(choices)}")
-
-
-def _instance(name: str, value: object, kind: type) -> None:
-    if not isinstance(value, kind):
-        raise BadType(f"{name} is {type(value).__name__}; it must be {kind.__name__}")
+    try:
+        return check_count("max_blocks", value, 0, BLOCKS_MAX)
+    except BadArgument as error:
+        raise type(error)(f"{error} (0: no limit)") from None
 
 
 def _one_key(name: str, key: Any) -> bytes:

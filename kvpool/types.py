@@ -16,7 +16,8 @@ class Tier(enum.IntEnum):
     """Where a block lies; 0 is nowhere."""
 
     ABSENT = 0
-    DRAM = 1
+    DRAM = 1  # whether or not it is on SSD as well
+    SSD = 2  # there only
 
 
 class Put(enum.IntEnum):
@@ -28,7 +29,7 @@ class Put(enum.IntEnum):
 
 
 class Reason(enum.IntEnum):
-    """Why a block was not stored; NONE for one that was, or was there already."""
+    """Why a block was not stored as asked; NONE for one that was, or was there already."""
 
     NONE = 0
     POOL_PINNED = 2  # nothing more can go: it is being read or written
@@ -39,6 +40,7 @@ class Reason(enum.IntEnum):
     NO_MEMORY = 7  # the machine has no pages for it
     FAILED = 8  # the writer gave up, the pool was closed meanwhile, or a test injected a fault
     TOO_LARGE = 9  # the block is larger than the pool is now
+    NOT_DURABLE = 10  # readable, but the SSD did not take it: full, read-only, a fault, too slow
 
 
 class Hit(NamedTuple):
@@ -86,7 +88,7 @@ class PutResult(Sequence[Put]):
 
     @property
     def no_room(self) -> int:
-        """Blocks that are not in the pool; the pool works on without them."""
+        """Blocks that are not stored as asked; the pool works on without them."""
         return len(self._codes) - self.stored - self.present
 
     @property
@@ -96,7 +98,7 @@ class PutResult(Sequence[Put]):
 
     @property
     def reason(self) -> Reason:
-        """Why the first block that was not stored was not; NONE when all are in the pool."""
+        """Why the first block that was not stored as asked was not; NONE when all were."""
         return next((reason for reason in self.reasons if reason is not Reason.NONE), Reason.NONE)
 
     def __repr__(self) -> str:

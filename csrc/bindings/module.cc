@@ -19,4 +19,6 @@ NB_MODULE(_core, m) {
   kvpool::bind_ssd_scan(m);
   kvpool::bind_node(m);
   kvpool::bind_space(m);
+  kvpool::bind_raw_disk(m);
+  kvpool::bind_ssd_sizes(m);
 }

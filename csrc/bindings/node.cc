@@ -26,6 +26,50 @@ struct OpenRequest {
   std::uint64_t salt;
 };
 
+struct SsdRequest {
+  std::string path;  // empty: no SSD
+  std::uint64_t capacity, free_floor;
+  std::string durability, admit;
+  std::uint32_t io_threads;
+  bool direct;
+  double timeout_s;
+};
+
+template <typename Value>
+Value chosen(const char* what, const std::string& name,
+             std::initializer_list<std::pair<const char*, Value>> choices) {
+  std::string known;
+  for (const auto& [text, value] : choices) {
+    if (name == text) return value;
+    known += (known.empty() ? "" : ", ") + std::string(text);
+  }
+  raise_bad_argument(std::string(what) + " is '" + name + "'; it can be " + known);
+}
+
+void add_ssd(const SsdRequest& request, NodeOptions& options) {
+  if (request.path.empty()) return;
+  options.has_ssd = true;
+  options.ssd.path = request.path;
+  options.ssd.capacity_bytes = request.capacity;
+  options.ssd.free_floor_bytes = request.free_floor;
+  options.ssd.durability = chosen<Durability>("durability", request.durability,
+                                              {{"async", Durability::async},
+                                               {"durable", Durability::durable},
+                                               {"relaxed", Durability::relaxed}});
+  options.ssd_admit = chosen<SsdAdmit>(
+      "ssd_admit", request.admit, {{"second_use", SsdAdmit::second_use}, {"all", SsdAdmit::all}});
+  if (request.io_threads == 0 || request.io_threads > 256)
+    raise_bad_argument("ssd_io_threads is " + std::to_string(request.io_threads) +
+                       "; it must be 1..256");
+  options.ssd.io_threads = request.io_threads;
+  options.ssd.direct = request.direct;
+  if (!(request.timeout_s > 0 && request.timeout_s <= 3600))
+    raise_bad_argument("ssd_timeout is " + std::to_string(request.timeout_s) +
+                       " s; it must be above 0 and at most 3600");
+  options.ssd_timeout = std::chrono::milliseconds(
+      std::max<std::int64_t>(1, static_cast<std::int64_t>(request.timeout_s * 1000)));
+}
+
 NodeOptions options_of(const OpenRequest& request) {
   NodeOptions options;
   options.store.bytes_limit = (request.dram + kUnitBytes - 1) / kUnitBytes * kUnitBytes;
@@ -50,13 +94,20 @@ NodeOptions options_of(const OpenRequest& request) {
   return options;
 }
 
-NodeHandle open_node(const OpenRequest& request, std::shared_ptr<ManualClock> manual) {
+NodeHandle open_node(const OpenRequest& request, const SsdRequest& ssd,
+                     std::shared_ptr<ManualClock> manual) {
   std::shared_ptr<const Clock> clock;
   if (manual)
     clock = std::move(manual);
   else
     clock = std::make_shared<SystemClock>();
-  auto node = value_or_raise(Node::open(options_of(request), std::move(clock)));
+  NodeOptions options = options_of(request);
+  add_ssd(ssd, options);
+  Result<std::unique_ptr<Node>> opened = [&] {
+    const GilReleased released;  // a large SSD directory takes seconds to format or to read
+    return Node::open(options, std::move(clock));
+  }();
+  auto node = value_or_raise(std::move(opened));
   // In a forked child the locks may be held and the threads are gone: leave everything as it is.
   return {node.release(), [](Node* n) {
             if (n->is_forked()) return;
@@ -114,15 +165,67 @@ nb::typed<nb::dict, nb::str, nb::any> stats_dict(const NodeStats& s) {
   add("units_warm", s.warm_units);
   add("units_huge", s.huge_units);
   d["tau_s"] = s.policy.tau_s;
+  add("demotions", s.store.demotions);
+  add("evicted_unwritten", s.store.evicted_unwritten);
+  add("promotions", s.store.promotions);
+  add("not_durable", s.not_durable);
+  add("ssd_blocks", s.ssd_blocks);
+  add("ssd_capacity_bytes", s.ssd_facts.capacity_bytes);
+  add("ssd_payload_bytes", s.ssd_facts.units * kUnitBytes);
+  add("ssd_bytes_taken", s.ssd_bytes_taken);
+  add("ssd_index_bytes", s.ssd_facts.index_bytes);
+  add("ssd_index_used_bytes", s.ssd_facts.index_used_bytes);
+  add("ssd_queue_blocks", s.ssd_queued);
+  add("ssd_quarantined_blocks", s.ssd_quarantined);
+  add("ssd_hits", s.ssd_hits);
+  add("ssd_hit_bytes", s.ssd_hit_bytes);
+  add("ssd_evictions", s.store.ssd_evictions);
+  add("ssd_moved_blocks", s.store.ssd_moved);
+  add("ssd_not_worth", s.store.not_worth);
+  add("ssd_no_room", s.store.ssd_no_room);
+  add("ssd_lost_blocks", s.store.ssd_lost);
+  add("ssd_timeouts", s.ssd_timeouts);
+  add("ssd_restored_blocks", s.store.restored);
+  add("ssd_restored_orphans", s.store.restored_orphans);
+  add("ssd_restored_hits", s.store.restored_hits);
+  add("ssd_groups", s.ssd.groups);
+  add("ssd_written_blocks", s.ssd.written_blocks);
+  add("ssd_written_bytes", s.ssd.written_bytes);
+  add("ssd_index_written_bytes", s.ssd.index_written_bytes);
+  add("ssd_read_blocks", s.ssd.read_blocks);
+  add("ssd_read_bytes", s.ssd.read_bytes);
+  add("ssd_damaged", s.ssd.damaged);
+  add("ssd_read_faults", s.ssd.read_faults);
+  add("ssd_write_faults", s.ssd.write_faults);
+  add("ssd_commit_faults", s.ssd.commit_faults);
+  add("ssd_direct_refusals", s.ssd.direct_refusals);
+  d["ssd_direct"] = s.ssd_facts.direct;
+  d["ssd_read_only"] = s.ssd_read_only;
+  d["ssd_read_only_reason"] = s.ssd_read_only_reason;
   return d;
 }
 
 // --- one function per method: check, let the GIL go, call --------------------------------------
 
-void close(const NodeHandle& node) {
+void close(const NodeHandle& node, nb::handle flush_timeout_s) {
   if (node->is_forked()) return;
+  const auto deadline = deadline_after(flush_timeout_s);
   const GilReleased released;
-  node->close();
+  node->close(deadline);
+}
+
+bool flush(const NodeHandle& node, nb::handle timeout_s) {
+  Node& open = usable(node);
+  const auto deadline = deadline_after(timeout_s);
+  const GilReleased released;
+  return open.flush(deadline);
+}
+
+std::uint64_t resize_ssd(const NodeHandle& node, std::uint64_t capacity, nb::handle timeout_s) {
+  Node& open = usable(node);
+  const auto deadline = deadline_after(timeout_s);
+  const GilReleased released;
+  return value_or_raise(open.resize_ssd(capacity, deadline));
 }
 
 std::uintptr_t base_address(const NodeHandle& node) {
@@ -218,14 +321,24 @@ void bind_node(nb::module_& m) {
           "open",
           [](std::uint64_t dram, std::uint64_t dram_max, std::uint64_t max_blocks,
              std::string policy, double tau_s, std::string prefault, double evict_ahead,
-             bool huge_pages, std::uint64_t salt, std::shared_ptr<ManualClock> clock) {
+             bool huge_pages, std::uint64_t salt, std::shared_ptr<ManualClock> clock,
+             std::string ssd, std::uint64_t ssd_capacity, std::string durability,
+             std::string ssd_admit, std::uint64_t ssd_free_floor, std::uint32_t ssd_io_threads,
+             bool ssd_direct, double ssd_timeout_s) {
             return open_node({dram, dram_max, max_blocks, std::move(policy), std::move(prefault),
                               tau_s, evict_ahead, huge_pages, salt},
+                             {std::move(ssd), ssd_capacity, ssd_free_floor, std::move(durability),
+                              std::move(ssd_admit), ssd_io_threads, ssd_direct, ssd_timeout_s},
                              std::move(clock));
           },
           "dram"_a, "dram_max"_a, "max_blocks"_a, "policy"_a, "tau_s"_a, "prefault"_a,
-          "evict_ahead"_a, "huge_pages"_a, "salt"_a, "clock"_a.none())
-      .def("close", &close)
+          "evict_ahead"_a, "huge_pages"_a, "salt"_a, "clock"_a.none(), "ssd"_a = "",
+          "ssd_capacity"_a = 0, "durability"_a = "async", "ssd_admit"_a = "second_use",
+          "ssd_free_floor"_a = 0, "ssd_io_threads"_a = 8, "ssd_direct"_a = true,
+          "ssd_timeout_s"_a = 5.0)
+      .def("close", &close, "flush_timeout_s"_a = 0.0)
+      .def("flush", &flush, "timeout_s"_a)
+      .def("resize_ssd", &resize_ssd, "capacity"_a, "timeout_s"_a)
       .def(
           "require_usable", [](const NodeHandle& node) { usable(node); },
           "Raise PoolClosed or ForkedProcess where no call can be made.")

@@ -63,6 +63,9 @@ PyType_Slot pinned_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(pinned_g
                               {Py_bf_releasebuffer, reinterpret_cast<void*>(pinned_release)},
                               {0, nullptr}};
 
+// For the SSD to take a block, where the pool promises that it does.
+constexpr auto kCommitTimeout = std::chrono::seconds(5);
+
 // A slot of ours that the caller fills in place.
 class Reservation {
  public:
@@ -83,7 +86,9 @@ class Reservation {
     const std::size_t bytes = space_.space->block_bytes;
     open_ = false;
     const GilReleased released;
-    return static_cast<std::uint8_t>(node.commit(ticket, checksum(node.slot(ticket), bytes)));
+    return static_cast<std::uint8_t>(
+        node.commit(ticket, checksum(node.slot(ticket), bytes),
+                    std::chrono::steady_clock::now() + kCommitTimeout));
   }
   bool is_open() const { return open_; }
 

@@ -13,6 +13,7 @@
 #include "bindings/memory.h"
 #include "bindings/pinned.h"
 #include "block/checksum.h"
+#include "block/copy.h"
 
 namespace kvpool {
 namespace {
@@ -42,6 +43,10 @@ class BufferSink final : public BlockSink {
       : places_(places), block_bytes_(block_bytes) {}
   bool deliver(std::size_t index, const IndexReader& reader, const Found& found) override {
     return found.bytes == block_bytes_ && reader.copy(found, places_.at(index));
+  }
+  bool deliver_whole(std::size_t index, std::span<const std::byte> payload) override {
+    racy_copy(places_.at(index), payload.data(), payload.size());
+    return payload.size() == block_bytes_;
   }
 
  private:
@@ -85,6 +90,11 @@ class PagedSink final : public BlockSink {
                                             {reader.payload(found), plan_.block_bytes()},
                                             StillValid{ask, &question});
     return result && *result;
+  }
+  bool deliver_whole(std::size_t index, std::span<const std::byte> payload) override {
+    const std::size_t per_block = plan_.pages_per_block();
+    return payload.size() == plan_.block_bytes() &&
+           scatter(plan_, pages_.subspan(index * per_block, per_block), payload).has_value();
   }
 
  private:
@@ -194,10 +204,14 @@ std::size_t remove(const SpaceHandle& self, nb::handle keys_object) {
   return node.remove(*self.space, keys.span());
 }
 
+// An index that takes longer than this to hear of a drop is not going to.
+constexpr auto kDropTimeout = std::chrono::seconds(10);
+
 std::uint64_t drop(const SpaceHandle& self) {
   Node& node = self.use();
   const GilReleased released;
-  return node.drop_namespace(*self.space);
+  return value_or_raise(
+      node.drop_namespace(*self.space, std::chrono::steady_clock::now() + kDropTimeout));
 }
 
 std::optional<double> temperature(const SpaceHandle& self, nb::handle key) {
@@ -244,7 +258,8 @@ void bind_space(nb::module_& m) {
       .def("drop", &drop,
            "Make every block of this namespace a miss, at once, and return how many there were.\n\n"
            "Their memory comes back in the background. The namespace itself stays usable, empty.\n"
-           "Thread-safe; O(1).")
+           "With an SSD, returns once its index has been told (about a millisecond), so that a\n"
+           "restart brings nothing back; raises NoResource where that fails. Thread-safe; O(1).")
       .def("temperature", &temperature, "key"_a.none(),
            "How warm one block is, on the scale by which blocks are evicted; None if absent.\n\n"
            "For inspection: only comparisons within one pool mean anything. Takes the lock.");

@@ -36,8 +36,8 @@ Result<std::unique_ptr<Node>> Node::open(const NodeOptions& options,
   }
   auto store = Store::create(full.store);
   if (!store) return std::unexpected(store.error());
-  auto node = std::unique_ptr<Node>(
-      new Node(full, std::move(*store), std::move(clock), std::move(faults)));
+  auto node =
+      std::unique_ptr<Node>(new Node(full, std::move(*store), std::move(clock), std::move(faults)));
   if (tier) {
     auto attached = node->attach(std::move(tier));
     if (!attached) return std::unexpected(attached.error());

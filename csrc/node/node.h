@@ -195,8 +195,8 @@ class Node {
   // From so many bytes on a group goes out at once; smaller ones wait kLinger for company.
   static constexpr std::uint64_t kGroupBytes = 16ull << 20;
 
-  Node(const NodeOptions& options, std::unique_ptr<Store> store,
-       std::shared_ptr<const Clock> clock, std::unique_ptr<FaultPoints> faults);
+  Node(const NodeOptions& options, std::unique_ptr<Store> store, std::shared_ptr<const Clock> clock,
+       std::unique_ptr<FaultPoints> faults);
   void start_threads();
 
   PutStatus reserve_locked(Lock& lock, const PutRequest& request, const Hash128& key,
@@ -209,8 +209,8 @@ class Node {
   bool get_pinned(const Namespace& space, const Hash128& key, std::size_t index, BlockSink& sink,
                   Found& found);
   // node_fetch.cc
-  std::size_t get_from_ssd(const Namespace& space, std::span<const Hash128> keys,
-                           std::size_t index, BlockSink& sink, bool& elsewhere);
+  std::size_t get_from_ssd(const Namespace& space, std::span<const Hash128> keys, std::size_t index,
+                           BlockSink& sink, bool& elsewhere);
   std::size_t lease_from_ssd(const Namespace& space, std::span<const Hash128> keys, Lease* leases,
                              bool& elsewhere);
   std::shared_ptr<Fetch> start_fetch(const Namespace& space, std::span<const Hash128> keys,
@@ -233,7 +233,9 @@ class Node {
                           PutStatus* statuses);
   void close_ssd(Deadline flush_until);
   void add_ssd_stats(NodeStats& stats);
-  bool is_durable() const { return tier_ != nullptr && options_.ssd.durability == Durability::durable; }
+  bool is_durable() const {
+    return tier_ != nullptr && options_.ssd.durability == Durability::durable;
+  }
   void wake_writer() { write_work_.notify_one(); }
 
   void report_touches(std::span<const Found> found);

@@ -110,8 +110,7 @@ std::size_t Node::acquire(const Namespace& space, std::span<const Hash128> keys,
     if (!on_ssd) continue;
     lock.unlock();
     bool elsewhere = false;
-    const std::size_t fetched =
-        lease_from_ssd(space, keys.subspan(done), leases + done, elsewhere);
+    const std::size_t fetched = lease_from_ssd(space, keys.subspan(done), leases + done, elsewhere);
     if (fetched == 0 && (!elsewhere || --tries == 0)) break;
     done += fetched;
   }

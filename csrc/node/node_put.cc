@@ -41,9 +41,7 @@ struct Node::Call {
   }
   BlockId last() const { return pinned.empty() ? kNoBlock : pinned.back(); }
   // Of the first so many keys, that all have been stored or were present.
-  std::span<const BlockId> blocks(std::size_t count) const {
-    return std::span(pinned).last(count);
-  }
+  std::span<const BlockId> blocks(std::size_t count) const { return std::span(pinned).last(count); }
   void unpin_all() {
     for (const BlockId record : pinned) store.unpin(record);
   }
@@ -62,7 +60,8 @@ void Node::put(const PutRequest& request, BlockSource& source, PutStatus* status
     statuses[done] = store_block(lock, call, done, source);
     if (statuses[done] > PutStatus::present) break;
   }
-  if (is_durable() && done > 0) wait_until_durable(lock, call.blocks(done), request.deadline, statuses);
+  if (is_durable() && done > 0)
+    wait_until_durable(lock, call.blocks(done), request.deadline, statuses);
   call.unpin_all();
   if (tier_) wake_writer();
   lock.unlock();

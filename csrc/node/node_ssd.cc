@@ -11,10 +11,10 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kLinger = 5ms;         // for company, when nobody waits and little is queued
-constexpr auto kLookEvery = 100ms;    // an idle writer
-constexpr auto kStuckPause = 2ms;     // work is left, but not for now: pins, draining
-constexpr auto kLastStamps = 2s;      // of a closing tier
+constexpr auto kLinger = 5ms;       // for company, when nobody waits and little is queued
+constexpr auto kLookEvery = 100ms;  // an idle writer
+constexpr auto kStuckPause = 2ms;   // work is left, but not for now: pins, draining
+constexpr auto kLastStamps = 2s;    // of a closing tier
 constexpr std::size_t kGroupBlocks = 256;
 constexpr std::uint64_t kGroupShareInverse = 8;  // of DRAM: what is being written cannot be evicted
 
@@ -27,15 +27,15 @@ double decay(double age_s, double tau_s) {
 
 Result<void> Node::attach(std::unique_ptr<Ssd> tier) {
   const SsdFacts facts = tier->facts();
-  store_->attach_ssd({.facts = facts,
-                      .units_max = facts.units * 4,
-                      .records_max = 0,
-                      .policy = options_.store.policy,
-                      .tau_s = options_.store.tau_s,
-                      .ghosts_max = 0,
-                      .admit = options_.ssd.durability == Durability::durable ? SsdAdmit::all
-                                                                              : options_.ssd_admit,
-                      .free_late = options_.ssd.durability == Durability::relaxed});
+  store_->attach_ssd(
+      {.facts = facts,
+       .units_max = facts.units * 4,
+       .records_max = 0,
+       .policy = options_.store.policy,
+       .tau_s = options_.store.tau_s,
+       .ghosts_max = 0,
+       .admit = options_.ssd.durability == Durability::durable ? SsdAdmit::all : options_.ssd_admit,
+       .free_late = options_.ssd.durability == Durability::relaxed});
   if (auto known = store_->restore_spaces(tier->spaces(), tier->classes()); !known) return known;
   std::vector<BlockKey> forgotten = tier->forgotten();
   std::vector<Hash128> parents;
@@ -119,10 +119,8 @@ bool Node::write_group(Lock& lock) {
 // goes to the disk as zeros. A block that moves inside the slab file and is not in DRAM is read
 // first; if that fails it stays where it is.
 void Node::prepare_payload(WriteBack& batch, std::vector<Bounce>& bounces) {
-  auto reads = std::make_shared<SsdReads>(
-      static_cast<std::size_t>(std::ranges::count_if(batch.group.writes, [](const SsdWrite& write) {
-        return write.payload == nullptr;
-      })));
+  auto reads = std::make_shared<SsdReads>(static_cast<std::size_t>(std::ranges::count_if(
+      batch.group.writes, [](const SsdWrite& write) { return write.payload == nullptr; })));
   std::vector<SsdWrite*> read;
   for (std::size_t i = 0; i < batch.group.writes.size(); ++i) {
     SsdWrite& write = batch.group.writes[i];
@@ -140,7 +138,9 @@ void Node::prepare_payload(WriteBack& batch, std::vector<Bounce>& bounces) {
   }
   if (read.empty()) return;
   tier_->read(reads);
-  reads->wait(Deadline::max());  // the device answers or fails; the buffers must not go before
+  // The device answers or fails; the buffers must not go before.
+  while (!reads->wait(std::chrono::steady_clock::now() + 1h)) {
+  }
   for (std::size_t i = 0; i < read.size(); ++i)
     if (reads->items[i].outcome.load(std::memory_order_acquire) == ReadOutcome::whole)
       read[i]->payload = reads->items[i].into;

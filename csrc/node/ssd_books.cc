@@ -40,7 +40,8 @@ std::optional<ClassId> SsdBooks::class_of(std::uint64_t slot_bytes) {
   const auto klass = slots_.class_of(slot_bytes);
   if (!klass) return std::nullopt;
   doomed_in_class_.resize(slots_.class_count());
-  if (slots_.class_count() > before) new_classes_.push_back({slot_bytes, slots_.slab_units(*klass)});
+  if (slots_.class_count() > before)
+    new_classes_.push_back({slot_bytes, slots_.slab_units(*klass)});
   return klass;
 }
 

@@ -183,11 +183,20 @@ Store::Committed Store::commit(BlockId record, const Hash128& sum, BlockId paren
   ++space->blocks;
   ++counters_.puts;
   const bool known = parent != kNoBlock && private_[parent].state == State::resident;
-  const bool is_remembered =
-      policy_->insert(record, fingerprint(fields.incarnation, fields.key),
-                      known && is_in_dram(parent) ? parent : kNoBlock, mine.klass, now);
+  const bool is_remembered = enter_dram_order(record, known ? parent : kNoBlock, now);
   if (ssd_) has_come(record, known ? parent : kNoBlock, is_remembered, now);
   return Committed::stored;
+}
+
+// Behind a parent that is in DRAM alone, a block keeps it there; one that is on the SSD as well may
+// go first. True: the policy remembered the block.
+bool Store::enter_dram_order(BlockId record, BlockId parent, Seconds now) {
+  const IndexWriter::Fields fields = index_->fields(record);
+  if (parent != kNoBlock && !is_in_dram(parent)) parent = kNoBlock;
+  const bool is_remembered = policy_->insert(record, fingerprint(fields.incarnation, fields.key),
+                                             parent, private_[record].klass, now);
+  if (parent != kNoBlock && is_on_ssd(parent)) policy_->let_go(parent);
+  return is_remembered;
 }
 
 void Store::abort(BlockId record) {

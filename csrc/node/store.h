@@ -240,14 +240,14 @@ class Store {
   };
   static_assert(sizeof(Private) == 8);
   enum Flags : std::uint8_t {
-    kInDram = 1,     // has a slot of the arena
-    kOnSsd = 2,      // its entry is in the index of the SSD tier
-    kLoading = 4,    // a second slot of the arena is being filled from the SSD
-    kQueued = 8,     // waits to be written
-    kWriting = 16,   // is being written, and pinned for it
+    kInDram = 1,      // has a slot of the arena
+    kOnSsd = 2,       // its entry is in the index of the SSD tier
+    kLoading = 4,     // a second slot of the arena is being filled from the SSD
+    kQueued = 8,      // waits to be written
+    kWriting = 16,    // is being written, and pinned for it
     kSsdParked = 32,  // `parked`, of the order in which blocks leave the SSD
-    kRestored = 64,  // was on the SSD when the pool was opened
-    kUsed = 128,     // used since the index of the SSD tier heard of it
+    kRestored = 64,   // was on the SSD when the pool was opened
+    kUsed = 128,      // used since the index of the SSD tier heard of it
   };
   struct PendingKey {
     Hash128 key;
@@ -284,6 +284,7 @@ class Store {
   void leave_dram(BlockId record, Seconds now);
   void demote(BlockId record, Seconds now);
   void doom(BlockId record);
+  bool enter_dram_order(BlockId record, BlockId parent, Seconds now);
   void has_come(BlockId record, BlockId parent, bool is_remembered, Seconds now);
   bool is_warm_enough(BlockId record) const;
   std::optional<ClassId> ssd_class(BlockId record) const;
@@ -300,7 +301,7 @@ class Store {
   void add_moves(const GroupLimits& limits, WriteBack& batch, Seconds now);
   bool add_move(BlockId record, const GroupLimits& limits, WriteBack& batch, Seconds now);
   void begin_write(BlockId record, const SsdPlace& place, const GroupLimits& limits,
-                        WriteBack& batch, Seconds now);
+                   WriteBack& batch, Seconds now);
   void add_stamps(const GroupLimits& limits, WriteBack& batch, Seconds now);
   void write_done(const SsdWrite& write, const WriteBack::Item& item);
   Hash128 parent_hash(BlockId record) const;

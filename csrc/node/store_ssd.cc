@@ -128,7 +128,7 @@ Store::Added Store::add_write(BlockId record, const GroupLimits& limits, WriteBa
 }
 
 void Store::begin_write(BlockId record, const SsdPlace& place, const GroupLimits& limits,
-                             WriteBack& batch, Seconds now) {
+                        WriteBack& batch, Seconds now) {
   Private& mine = private_[record];
   mine.flags = static_cast<std::uint8_t>((mine.flags & ~kQueued) | kWriting);
   pin(record);
@@ -355,6 +355,7 @@ void Store::write_done(const SsdWrite& write, const WriteBack::Item& item) {
     ssd_->entry_added();
     if (mine.state == State::resident) {
       ssd_->heat().regroup(item.record, SsdBooks::group_of(*ssd_class(item.record)));
+      policy_->let_go(item.record);
       index_->set_tier(item.record, kTierDram | kTierSsd);
     }
   }
@@ -411,10 +412,7 @@ bool Store::promote(BlockId record, std::uint64_t offset, Seconds now) {
   ++in_dram_;
   ++counters_.promotions;
   index_->promote(record, offset);
-  const IndexWriter::Fields fields = index_->fields(record);
-  const BlockId parent = ssd_->heat().parent(record);
-  policy_->insert(record, fingerprint(fields.incarnation, fields.key),
-                  parent != kNoBlock && is_in_dram(parent) ? parent : kNoBlock, mine.klass, now);
+  enter_dram_order(record, ssd_->heat().parent(record), now);
   policy_->set_heat(record, ssd_->heat().heat(record, now), now);
   return true;
 }
@@ -467,9 +465,9 @@ Result<void> Store::restore_spaces(const std::vector<SsdSpace>& spaces,
   for (const SsdSpace& found : spaces) {
     auto space = open_namespace(found.id, found.block_bytes);
     if (!space)
-      return fail(Code::bad_argument,
-                  "the SSD directory holds a namespace that this pool cannot: " +
-                      space.error().message);
+      return fail(
+          Code::bad_argument,
+          "the SSD directory holds a namespace that this pool cannot: " + space.error().message);
     ssd_->set_number((*space)->incarnation.load(std::memory_order_relaxed), found.number);
     restoring_.emplace(found.number, *space);
   }
@@ -541,8 +539,7 @@ void Store::restore_chains(const ParentOf& parent_of, const HeatOf& heat_of, Sec
       ssd_->heat().set_heat(record, heat_of(record), now);
     }
   }
-  for (auto it = orphans.rbegin(); it != orphans.rend(); ++it)
-    retire(*it, Leave::removed, now);
+  for (auto it = orphans.rbegin(); it != orphans.rend(); ++it) retire(*it, Leave::removed, now);
   counters_.restored_orphans = orphans.size();
   counters_.restored -= orphans.size();
   restoring_.clear();

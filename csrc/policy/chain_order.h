@@ -29,6 +29,8 @@ class ChainOrder {
 
   void insert(BlockId id, BlockId parent, Group group, std::uint64_t rank);
   void erase(BlockId id);
+  // The block may go before its children: it has a copy elsewhere. They forget it.
+  void let_go(BlockId id);
 
   Group group(BlockId id) const { return nodes_[id].group; }
   // In any state; rank, children and what was taken stay.

@@ -61,6 +61,8 @@ class Policy {
   // tokens before it, or kNoBlock (unknown, or first of its chain). Never moves later, so parents
   // form a forest. True: it was remembered (its ghost was found).
   virtual bool insert(BlockId id, Fingerprint fp, BlockId parent, Group group, Seconds now) = 0;
+  // The block's children, now and so far, keep it from going no longer: another tier has it too.
+  virtual void let_go(BlockId id) = 0;
   // One more use. Also allowed while taken: the block stays taken.
   virtual void touch(BlockId id, Seconds now) = 0;
   // The block is gone; its id may be given to another block. A block with resident children may be

@@ -91,9 +91,14 @@ class S3Fifo final : public OrderedPolicy {
     ghosts_.check_invariants();
     std::uint64_t resident = 0;
     std::uint64_t in_main = 0;
-    for (const Sizes& size : sizes_) {
-      resident += size[kSmall] + size[kMain];
-      in_main += size[kMain];
+    for (Group group = 0; group < sizes_.size(); ++group) {
+      for (const Queue queue : {kSmall, kMain}) {
+        const std::uint64_t size = sizes_[group][queue];
+        KVP_CHECK(size <= order_.resident());  // none below zero
+        KVP_CHECK(size > 0 || order_.first(group * 2 + queue) == kNoBlock);
+        resident += size;
+      }
+      in_main += sizes_[group][kMain];
     }
     KVP_CHECK(resident == order_.resident() && in_main == main_total_);
   }

@@ -183,6 +183,11 @@ void SlabFile::give_up_direct() {
   if (direct_in_use_.exchange(false)) refusals_.fetch_add(1, std::memory_order_relaxed);
 }
 
+std::string SlabFile::why_not_direct() const {
+  return direct_refusals() > 0 ? "O_DIRECT was refused by a read or write (EINVAL)"
+                               : why_not_direct_;
+}
+
 // `call(descriptor, done)` is one pread or pwrite of what is not done yet.
 template <typename Call>
 int SlabFile::transfer(std::size_t bytes, Call call) {

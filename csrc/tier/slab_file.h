@@ -64,7 +64,7 @@ class SlabFile {
 
   const SlabHeader& header() const { return header_; }
   bool direct() const { return direct_in_use_.load(std::memory_order_relaxed); }
-  const std::string& why_not_direct() const { return why_not_direct_; }  // at open
+  std::string why_not_direct() const;  // empty while direct
   std::uint64_t direct_refusals() const { return refusals_.load(std::memory_order_relaxed); }
 
  private:
@@ -82,7 +82,7 @@ class SlabFile {
   std::atomic<bool> direct_in_use_{false};
   std::atomic<std::uint64_t> refusals_{0}, units_{0};
   SlabHeader header_;
-  std::string why_not_direct_ = "not wanted";
+  std::string why_not_direct_ = "not wanted";  // as of open
   FaultPoints* faults_ = nullptr;
 };
 

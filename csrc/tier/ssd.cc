@@ -68,6 +68,7 @@ SsdFacts Ssd::facts() const {
   std::lock_guard lock(parts_->mutex);
   SsdFacts facts = parts_->facts;
   facts.direct = parts_->slabs->direct();
+  facts.why_not_direct = parts_->slabs->why_not_direct();
   return facts;
 }
 

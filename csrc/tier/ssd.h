@@ -13,7 +13,8 @@
 //            5. one process per directory.
 // Relies on: the caller to give slots out (a SlabPool), to read no slot that it frees, and with
 //            `relaxed` to free what a group deleted only after the next group.
-// Thread rule: commit(), resize() and stop() from one thread (the writer); reads from any thread.
+// Thread rule: commit() and resize() from one thread (the writer); reads, facts and counters from
+// any. Where clean-ups of abandoned reads run, the tier cannot be destroyed.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -67,7 +68,8 @@ struct SsdWrite {
   Hash128 sum, parent;
   float heat = 0;
   std::uint32_t stamp_s = 0;
-  // slot_bytes() readable bytes at a multiple of 4096, unchanged until commit() returns.
+  // slot_bytes() readable bytes at a multiple of 4096, unchanged until commit() returns; nullptr:
+  // there are none after all, and nothing is written.
   const std::byte* payload = nullptr;
   std::uint32_t after = kNone;  // index in the group of the write this one is useless without
   bool written = false;         // out: false = its slot could not be written; nothing refers to it
@@ -93,6 +95,7 @@ struct SsdSpace {
 struct SsdClass {
   std::uint64_t slot_bytes = 0, slab_units = 0;
 };
+// deletes + writes + stamps: at most IndexStore::kChangesMax (4096).
 struct SsdGroup {
   std::vector<SsdSpace> new_spaces;
   std::vector<std::uint32_t> dropped_spaces;  // their records only; their blocks are `deletes`
@@ -113,6 +116,7 @@ struct SsdFacts {
   std::uint64_t next_space = 1;
   double tau_s = 0;
   bool direct = false;
+  std::string why_not_direct;  // empty while direct
 };
 
 struct SsdCounters {  // since open
@@ -136,7 +140,8 @@ class SsdReads {
   struct Item {
     SsdPlace place;
     Hash128 sum;
-    std::byte* into = nullptr;  // slot_bytes() at a multiple of 4096; holds anything unless whole
+    std::byte* into =
+        nullptr;  // nullptr fails; slot_bytes() at a multiple of 4096; holds anything unless whole
     std::atomic<ReadOutcome> outcome{ReadOutcome::pending};
     std::atomic<std::uint32_t> pieces_left{0};
     std::atomic<bool> io_failed{false};
@@ -167,7 +172,9 @@ class Ssd {
  public:
   // Opens or formats. Refuses (Code::refused) a directory that is locked, foreign, damaged or of
   // another version; Code::no_resource where the machine has no room. What it made in a directory
-  // it could not finish formatting, it takes away again.
+  // it could not finish formatting, it takes away again. More capacity than last time grows the
+  // tier here; less leaves it as it is, since only the owner of the blocks can empty the end of it:
+  // resize().
   static Result<std::unique_ptr<Ssd>> open(const SsdOptions& options);
   ~Ssd();
   Ssd(const Ssd&) = delete;
@@ -182,13 +189,15 @@ class Ssd {
   std::vector<BlockKey> forgotten() const;
   void forget_these(std::vector<BlockKey> keys);  // deleted with the next group, whatever they say
 
-  // True: in the index. False: nothing of the group is (writes[i].written is false for all).
+  // True: in the index, but for writes that are not `written`; a group of nothing is true and
+  // touches no file. False: nothing of the group is (writes[i].written is false for all).
   bool commit(SsdGroup& group);
 
   void read(const std::shared_ptr<SsdReads>& reads);
 
-  // Growing takes the room first. When shrinking, nothing may lie in units from the new end on:
-  // units_for() says where that is.
+  // Growing takes the room first, and fails with everything as it was. When shrinking, nothing may
+  // lie in units from the new end on: units_for() says where that is. An error of shrinking may
+  // leave the slab file longer than facts() say, until the next open.
   std::uint64_t units_for(std::uint64_t capacity_bytes) const;
   Result<void> resize(std::uint64_t capacity_bytes);
 

@@ -34,7 +34,8 @@ bool is_named(int directory, const char* name) {
 
 // The first name that is not ours; empty = none.
 Result<std::string> foreign_name(int directory) {
-  DIR* const listing = fdopendir(openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const int again = openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  DIR* const listing = again >= 0 ? fdopendir(again) : nullptr;
   if (listing == nullptr) return fail_for(errno, "cannot be listed");
   std::string found;
   while (const dirent* entry = readdir(listing)) {

@@ -1,9 +1,10 @@
 // Every byte of the SSD tier's files; docs/formats.md shows the same for people.
 //
-//   DIR/lock             flock'ed by the one process that has the tier open; empty
+//   DIR/lock             flock'ed by the one process that has the tier open; its pid, for messages
 //   DIR/index.mdb        LMDB 0.9, one file, preallocated; databases meta, spaces, classes, blocks
 //   DIR/index.mdb-lock   LMDB's own; no state
 //   DIR/slabs            SlabHeader in the first kSsdDataOffset bytes, then units of 2 MiB
+//   DIR/formatting       there while a format is under way: no tier yet, to be started over
 //
 // Little-endian, but for the space number in a key, which is big-endian so that LMDB's order keeps
 // a namespace together. All structs are stored as they lie; sizes are asserted.

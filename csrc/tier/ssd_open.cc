@@ -117,11 +117,11 @@ Result<void> Ssd::Parts::open() {
   directory = std::move(*claimed);
   const auto content = directory->content();
   if (!content) return std::unexpected(content.error());
-  auto opened = *content == SsdDirectory::Content::tier ? open_existing() : format();
-  if (!opened) return opened;
-  auto threads = IoPool::create(options.io_threads);
+  auto threads = IoPool::create(options.io_threads);  // what can fail comes before a format
   if (!threads) return std::unexpected(threads.error());
   pool = std::move(*threads);
+  auto opened = *content == SsdDirectory::Content::tier ? open_existing() : format();
+  if (!opened) return opened;
   take_facts();
   directory->keep();
   return {};

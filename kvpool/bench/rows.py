@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterable
 
@@ -51,9 +52,13 @@ def _rounded(value: Value) -> Value:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def table(rows: Iterable[Row]) -> Table:
-    """All rows, which have the same fields, with the bars they are held to."""
-    rows = list(rows)
+def tables(rows: Iterable[Row]) -> list[Table]:
+    """All rows with the bars they are held to; one table for those that have the same fields."""
+    alike = itertools.groupby(rows, key=lambda row: list(row.fields))
+    return [_table(list(part)) for _, part in alike]
+
+
+def _table(rows: list[Row]) -> Table:
     shown = plain_table(gap=2)
     for name, value in rows[0].fields.items():
         shown.add_column(name, justify="left" if isinstance(value, str) else "right")

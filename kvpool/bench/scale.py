@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+
+def _say_nothing(_line: str) -> None:
+    pass
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scale:
-    """`seed` drives everything random; `is_quick` shrinks working sets and rounds."""
+    """`seed` drives everything random; `is_quick` shrinks working sets and rounds.
+
+    directory: where files go, None for a usual place. say: tells what a row has no field for.
+    """
 
     seed: int = 1
     is_quick: bool = False
+    directory: Path | None = None
+    say: Callable[[str], None] = _say_nothing
 
     def of(self, real: int, *, quick: int) -> int:
         return quick if self.is_quick else real

@@ -11,6 +11,15 @@ from kvpool.bench.memory import memory
 from kvpool.bench.policy import policy
 from kvpool.bench.rows import Row
 from kvpool.bench.scale import Scale
+from kvpool.bench.ssd import rates
+from kvpool.bench.ssd_beside import beside
+
+
+def ssd(scale: Scale) -> Iterator[Row]:
+    """All that is measured of the SSD tier."""
+    yield from rates(scale)
+    yield from beside(scale)
+
 
 BENCHES: dict[str, Callable[[Scale], Iterator[Row]]] = {
     "local": local,
@@ -18,4 +27,5 @@ BENCHES: dict[str, Callable[[Scale], Iterator[Row]]] = {
     "lookup": lookup,
     "policy": policy,
     "memory": memory,
+    "ssd": ssd,
 }

@@ -19,9 +19,10 @@ Work = Callable[[], object]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Timing:
-    """Times of single steps, in microseconds."""
+    """Times of single steps, in microseconds, and the CPU time of all threads in all of them."""
 
     steps_us: Sequence[float]
+    cpu_s: float = 0.0
 
     @property
     def p50_us(self) -> float:
@@ -45,19 +46,27 @@ def percentile(samples: Sequence[float], share: float) -> float:
 
 
 def interleaved(works: Mapping[str, Work], rounds: int) -> dict[str, Timing]:
-    """Times one step of every work per round. A round in ten runs first, untimed."""
+    """Times one step of every work per round, after warm_up_rounds() that count for nothing."""
     steps_us: dict[str, list[float]] = {name: [] for name in works}
+    cpu_ns = dict.fromkeys(works, 0)
     order = list(works.items())
-    for _ in range(-(-rounds // 10)):
+    for _ in range(warm_up_rounds(rounds)):
         for _, step in order:
             step()
     for _ in range(rounds):
         for name, step in order:
+            cpu_started = time.process_time_ns()
             started = time.perf_counter_ns()
             step()
             steps_us[name].append((time.perf_counter_ns() - started) / 1e3)
+            cpu_ns[name] += time.process_time_ns() - cpu_started
         order.reverse()
-    return {name: Timing(samples) for name, samples in steps_us.items()}
+    return {name: Timing(samples, cpu_ns[name] / 1e9) for name, samples in steps_us.items()}
+
+
+def warm_up_rounds(rounds: int) -> int:
+    """How many rounds interleaved() does before it times any: one in ten."""
+    return -(-rounds // 10)
 
 
 def environment(seed: int) -> str:

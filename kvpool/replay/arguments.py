@@ -17,10 +17,11 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 from typer.core import TyperCommand
 
-from kvpool.config import parse_size
+from kvpool.config import ADMISSIONS, parse_size
 from kvpool.replay.payload import WORD_BYTES
 from kvpool.replay.run import Plan
 from kvpool.replay.score import POLICIES
+from kvpool.replay.ssd import SsdOptions
 from kvpool.replay.trace import Trace
 
 ALL = "all"
@@ -80,6 +81,30 @@ class ReplayArguments:
         bool, typer.Option("--bytes", help="Move every block through a pool, compare every hit.")
     ] = False
     threads: Annotated[int, typer.Option(min=1, max=64, help="With --bytes.")] = 1
+    ssd: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            file_okay=False,
+            help="With --bytes: add an SSD tier in this directory, which must be new or empty.",
+        ),
+    ] = None
+    ssd_capacity_blocks: Annotated[
+        int | None, typer.Option(metavar="N", min=1, max=2**30, help="Blocks that the SSD holds.")
+    ] = None
+    ssd_admit: Annotated[
+        str, typer.Option(metavar="RULE", help="Blocks that are written: " + ", ".join(ADMISSIONS))
+    ] = ADMISSIONS[0]
+    restart_at: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Close the pool after this share of the requests and open it again on its SSD.",
+        ),
+    ] = None
+    keep_ssd: Annotated[
+        bool, typer.Option("--keep-ssd", help="Leave the tier's files there when done.")
+    ] = False
     tau: Annotated[
         float | None,
         typer.Option(
@@ -104,6 +129,37 @@ class ReplayArguments:
             tau_s=self.tau or 0.0,
             block_bytes=self.block_bytes if self.with_bytes else None,
             threads=self.threads,
+            ssd=self._ssd_options(),
+        )
+
+    def _ssd_options(self) -> SsdOptions | None:
+        if self.ssd is None:
+            needless = {
+                "--ssd-capacity-blocks": self.ssd_capacity_blocks is not None,
+                "--ssd-admit": self.ssd_admit != ADMISSIONS[0],
+                "--restart-at": self.restart_at is not None,
+                "--keep-ssd": self.keep_ssd,
+            }
+            for name, is_given in needless.items():
+                if is_given:
+                    raise typer.BadParameter("needs --ssd", param_hint=name)
+            return None
+        if not self.with_bytes:
+            raise typer.BadParameter("needs --bytes", param_hint="--ssd")
+        if self.ssd_capacity_blocks is None:
+            raise typer.BadParameter("needs --ssd-capacity-blocks", param_hint="--ssd")
+        if self.ssd_admit not in ADMISSIONS:
+            raise typer.BadParameter(
+                f"there is no {self.ssd_admit!r}; choose from {', '.join(ADMISSIONS)}",
+                param_hint="--ssd-admit",
+            )
+        if self.restart_at is not None and not 0 < self.restart_at < 1:
+            raise typer.BadParameter(
+                f"{self.restart_at} is no share of the requests; between 0 and 1",
+                param_hint="--restart-at",
+            )
+        return SsdOptions(
+            self.ssd, self.ssd_capacity_blocks, self.ssd_admit, self.restart_at, self.keep_ssd
         )
 
 

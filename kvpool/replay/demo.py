@@ -1,22 +1,29 @@
 """`kvpool demo`: a made-up workload through an embedded pool from two threads, policy by policy.
 
-Needs no file and 650 MiB of memory. The policies without foresight move real bytes, and every hit
-is compared; Belady, which knows the future, is simulated beside them as the bound.
+Needs 650 MiB of memory. The policies without foresight move real bytes, and every hit is compared;
+Belady, which knows the future, is simulated beside them as the bound. Then a pool of a quarter of
+that memory with an SSD tier below it, in a directory for temporary files that is removed again, is
+closed halfway and opened again.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from rich.console import RenderableType
 from rich.table import Table
 
 from kvpool.config import format_size
-from kvpool.replay import report
+from kvpool.errors import NoResource
+from kvpool.replay import report, tier_table
 from kvpool.replay.run import Watch
 from kvpool.replay.score import ONLINE_POLICIES, ORACLE, Score, json_fields
 from kvpool.replay.simulate import simulate
+from kvpool.replay.ssd import FREE_FLOOR_BYTES, TierOptions, tier_bytes
 from kvpool.replay.through_pool import PoolOptions, through_pool
 from kvpool.replay.trace import batches
 from kvpool.replay.workload import WorkloadOptions, generate
@@ -24,6 +31,12 @@ from kvpool.replay.workload import WorkloadOptions, generate
 THREADS = 2
 BLOCK_BYTES = 64 << 10
 CAPACITY_BLOCKS = 4096  # 256 MiB: several times any last-level cache of 2 cores
+WITH_SSD_BLOCKS = CAPACITY_BLOCKS // 4
+SSD_BLOCKS = 2 * CAPACITY_BLOCKS
+
+
+class NoRoom(Exception):
+    """The folder for temporary files has no room for the part with an SSD tier."""
 
 
 def demo(workload: WorkloadOptions, watch: Watch) -> Iterator[Score]:
@@ -33,6 +46,26 @@ def demo(workload: WorkloadOptions, watch: Watch) -> Iterator[Score]:
     for policy in ONLINE_POLICIES:
         options = PoolOptions(policy, CAPACITY_BLOCKS, BLOCK_BYTES, threads=THREADS)
         yield through_pool(watch(policy, generate(workload)), options)
+
+
+def with_ssd(workload: WorkloadOptions, watch: Watch) -> Score:
+    """The score of a pool with an SSD tier, restarted halfway. Raises NoRoom."""
+    needed = tier_bytes(SSD_BLOCKS, BLOCK_BYTES)
+    free = shutil.disk_usage(tempfile.gettempdir()).free
+    if free < needed + FREE_FLOOR_BYTES:
+        raise NoRoom(
+            f"{tempfile.gettempdir()} has {format_size(free)} free, and the part with an SSD tier"
+            f" needs {format_size(needed)} and leaves {format_size(FREE_FLOOR_BYTES)}"
+        )
+    with tempfile.TemporaryDirectory(prefix="kvpool-demo-") as folder:
+        tier = TierOptions(
+            Path(folder) / "tier", SSD_BLOCKS, "second_use", restart_after=workload.requests // 2
+        )
+        options = PoolOptions("temperature", WITH_SSD_BLOCKS, BLOCK_BYTES, ssd=tier)
+        try:
+            return through_pool(watch("temperature, with SSD", generate(workload)), options)
+        except NoResource as error:
+            raise NoRoom(str(error)) from None
 
 
 def json_line(workload: WorkloadOptions, score: Score) -> str:
@@ -56,7 +89,19 @@ def summary(workload: WorkloadOptions, scores: Sequence[Score]) -> list[Renderab
         f"[bold]{first.requests:,} requests for {first.blocks:,} blocks of"
         f" {format_size(BLOCK_BYTES)}, a pool of {size}, {THREADS} threads, seed {workload.seed}[/]"
     )
-    return [heading, _table(scores), report.HIT_NOTE, report.COPY_NOTE]
+    in_dram = [score for score in scores if score.on_ssd is None]
+    on_ssd = _ssd_parts([score for score in scores if score.on_ssd is not None])
+    return [heading, _table(in_dram), report.HIT_NOTE, report.COPY_NOTE, *on_ssd]
+
+
+def _ssd_parts(scores: Sequence[Score]) -> list[RenderableType]:
+    if not scores:
+        return []
+    heading = (
+        f"\n[bold]The same requests, {format_size(WITH_SSD_BLOCKS * BLOCK_BYTES)} of DRAM over"
+        f" {format_size(SSD_BLOCKS * BLOCK_BYTES)} of SSD, restarted halfway, 1 thread[/]"
+    )
+    return [heading, *tier_table.tier_parts(scores, BLOCK_BYTES)]
 
 
 def _table(scores: Sequence[Score]) -> Table:

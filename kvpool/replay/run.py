@@ -3,17 +3,21 @@
 Promises:  1. without bytes, one pass over the file whatever is asked;
            2. with bytes, one pass per (policy, capacity) that a pool can run, and one more for
               what only the simulator can (Belady, references);
-           3. a trace that held no request is an error, never a table of zeros.
+           3. a trace that held no request is an error, never a table of zeros;
+           4. with an SSD tier, what is simulated has both tiers' capacities as one: what a pool of
+              DRAM alone, as large as the two, would hit.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kvpool.config import format_size
 from kvpool.replay.score import ONLINE_POLICIES, Score
 from kvpool.replay.simulate import simulate
+from kvpool.replay.ssd import SsdOptions, TierOptions, check_folder, directory
 from kvpool.replay.through_pool import PoolOptions, pool_bytes, through_pool
 from kvpool.replay.trace import Request, Trace, TraceError, batches
 
@@ -35,6 +39,7 @@ class Plan:
     tau_s: float = 0.0
     block_bytes: int | None = None
     threads: int = 1
+    ssd: SsdOptions | None = None  # only with block_bytes
 
 
 def replay(plan: Plan, watch: Watch, *, references: Sequence[str] = ()) -> Iterator[Score]:
@@ -46,16 +51,35 @@ def replay(plan: Plan, watch: Watch, *, references: Sequence[str] = ()) -> Itera
     in_pool = [name for name in plan.policies if plan.block_bytes and name in ONLINE_POLICIES]
     simulated = [name for name in (*references, *plan.policies) if name not in in_pool]
     simulated = list(dict.fromkeys(simulated))
-    _check_passes(plan, len(in_pool) * len(plan.capacities_blocks) + bool(simulated))
+    counts = plan.ssd is not None and plan.ssd.restart_at is not None
+    _check_passes(plan, len(in_pool) * len(plan.capacities_blocks) + bool(simulated or counts))
+    if plan.ssd:
+        check_folder(plan.ssd.folder)
     if simulated:
-        requests = watch("policies", plan.trace)
-        yield from _not_empty(
-            plan, simulate(batches(requests), simulated, plan.capacities_blocks, tau_s=plan.tau_s)
-        )
+        yield from _not_empty(plan, _simulate(plan, watch("policies", plan.trace), simulated))
+    elif counts:  # a simulation counts, too
+        for _ in watch("requests", plan.trace):
+            pass
     for options in _pool_options(plan, in_pool):
         _check_memory(options)
         step = f"{options.policy}, {options.capacity_blocks:,} blocks"
-        yield from _not_empty(plan, [through_pool(watch(step, plan.trace), options)])
+        with _with_tier(options, plan) as with_tier:
+            score = through_pool(watch(step, plan.trace), with_tier)
+        yield from _not_empty(plan, [score])
+
+
+def _simulate(plan: Plan, requests: Iterable[Request], policies: Sequence[str]) -> list[Score]:
+    ssd_blocks = plan.ssd.capacity_blocks if plan.ssd else 0
+    capacities = [capacity + ssd_blocks for capacity in plan.capacities_blocks]
+    scores = simulate(batches(requests), policies, capacities, tau_s=plan.tau_s)
+    return [
+        dataclasses.replace(
+            score,
+            capacity_blocks=score.capacity_blocks - ssd_blocks,
+            ssd_capacity_blocks=ssd_blocks,
+        )
+        for score in scores
+    ]
 
 
 def _pool_options(plan: Plan, policies: Sequence[str]) -> list[PoolOptions]:
@@ -64,6 +88,23 @@ def _pool_options(plan: Plan, policies: Sequence[str]) -> list[PoolOptions]:
         for policy in policies
         for capacity in plan.capacities_blocks
     ]
+
+
+@contextlib.contextmanager
+def _with_tier(options: PoolOptions, plan: Plan) -> Iterator[PoolOptions]:
+    """The options with the plan's SSD tier, if it has one, whose directory is there meanwhile."""
+    if plan.ssd is None:
+        yield options
+        return
+    share = plan.ssd.restart_at
+    with directory(plan.ssd, f"{options.policy}-{options.capacity_blocks}") as path:
+        tier = TierOptions(
+            path,
+            plan.ssd.capacity_blocks,
+            plan.ssd.admit,
+            None if share is None else int(share * plan.trace.requests),
+        )
+        yield dataclasses.replace(options, ssd=tier)
 
 
 def _not_empty(plan: Plan, scores: list[Score]) -> list[Score]:

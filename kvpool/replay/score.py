@@ -37,11 +37,40 @@ class Copied:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class OnSsd:
+    """What an SSD tier under the pool did. Hits are the Score's, by the tier they came from.
+
+    `restored_*`: blocks found at a restart, and hits on those. `demotions`: blocks that left DRAM
+    and stay on SSD. `unflushed`: requests after which not everything could be written.
+    """
+
+    dram_hit_blocks: int
+    ssd_hit_blocks: int
+    restored_blocks: int
+    restored_hits: int
+    demotions: int
+    promotions: int
+    evictions: int
+    written_blocks: int
+    written_bytes: int
+    read_bytes: int
+    unflushed: int
+    is_direct: bool
+
+    @property
+    def writes_per_hit(self) -> float | None:
+        """Blocks written to the SSD per block served from it: what a hit costs in wear."""
+        return self.written_blocks / self.ssd_hit_blocks if self.ssd_hit_blocks else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Score:
     """One policy at one capacity over one trace.
 
     A hit is a block of the leading run that is resident when its request comes. `hit_tokens` and
     `copied` are known only when bytes went through a pool. `seconds`: wall time of this replay.
+    `ssd_capacity_blocks` is 0 without an SSD tier; a score with one, but without `on_ssd`, was
+    simulated with both capacities as one tier.
     """
 
     policy: str
@@ -53,6 +82,8 @@ class Score:
     seconds: float
     hit_tokens: int | None = None
     copied: Copied | None = None
+    ssd_capacity_blocks: int = 0
+    on_ssd: OnSsd | None = None
 
     @property
     def hit_rate(self) -> float:
@@ -63,7 +94,7 @@ class Score:
 def json_fields(trace: str, score: Score) -> dict[str, object]:
     """The line that `kvpool replay --json` prints; zero bytes moved: only the policy ran."""
     copied = score.copied
-    return {
+    fields: dict[str, object] = {
         "trace": trace,
         "policy": score.policy,
         "capacity_blocks": score.capacity_blocks,
@@ -74,4 +105,30 @@ def json_fields(trace: str, score: Score) -> dict[str, object]:
         "bytes_moved": copied.moved_bytes if copied else 0,
         "mismatches": copied.mismatches if copied else 0,
         "seconds": round(score.seconds, 6),
+    }
+    return fields | _ssd_fields(score) if score.ssd_capacity_blocks else fields
+
+
+_COUNTS = (
+    "dram_hit_blocks",
+    "ssd_hit_blocks",
+    "restored_blocks",
+    "restored_hits",
+    "demotions",
+    "promotions",
+)
+
+
+def _ssd_fields(score: Score) -> dict[str, object]:
+    """Null is for what only a pool knows, and for writes per hit where there was none."""
+    done = score.on_ssd
+    names = (*_COUNTS, "written_bytes", "read_bytes")
+    found = {name: getattr(done, name) if done else None for name in names}
+    wear = done.writes_per_hit if done else None
+    return {
+        "ssd_capacity_blocks": score.ssd_capacity_blocks,
+        **{name: found[name] for name in _COUNTS},
+        "ssd_written_bytes": found["written_bytes"],
+        "ssd_read_bytes": found["read_bytes"],
+        "ssd_writes_per_hit": None if wear is None else round(wear, 6),
     }

@@ -50,6 +50,11 @@ class KeySink final : public BlockSink {
     wrong += !is_payload(copy_.data(), copy_.size(), keys_[index], version_);
     return true;
   }
+  bool deliver_whole(std::size_t index, std::span<const std::byte> payload) override {
+    wrong += payload.size() != copy_.size() ||
+             !is_payload(payload.data(), payload.size(), keys_[index], version_);
+    return true;
+  }
   std::size_t wrong = 0;
 
  private:

@@ -165,7 +165,7 @@ TEST_CASE("fault: a writer held at any step blocks nobody else, and what it held
     PutStatus status{};
     pool.node->put({space, {&keys[0], 1}, nullptr, test::after(1ms)}, source, &status);
     CHECK(status == PutStatus::timed_out);
-    pool.node->drop_namespace(space);
+    pool.node->drop_namespace(space, test::never_hung());
     pool.node->faults().resume(point);
     CHECK(held.get() == PutStatus::dropped);
     CHECK(pool.node->stats().bytes_taken == 0);

@@ -96,7 +96,7 @@ TEST_CASE("node: a pinned block keeps its bytes through remove and drop and resi
   REQUIRE(pool.node->resize(4 * kMiB, 0, test::never_hung()));
   pool.settle();
   CHECK(unchanged());
-  pool.node->drop_namespace(space);
+  pool.node->drop_namespace(space, test::never_hung());
   pool.settle();
   pool.node->trim();
   CHECK(unchanged());
@@ -205,10 +205,10 @@ TEST_CASE("node: dropping makes every key a miss at once, and the memory comes b
   const auto keys = keys_from(0, 8'000);
   REQUIRE(all_are(pool.put(space, keys), PutStatus::stored));
   REQUIRE(all_are(pool.put(other, keys), PutStatus::stored));
-  CHECK(pool.node->drop_namespace(space) == 8'000);
+  CHECK(pool.node->drop_namespace(space, test::never_hung()).value() == 8'000);
   CHECK(pool.node->lookup(space, keys, nullptr) == 0);
   CHECK(pool.get(space, std::span(keys).subspan(4'000)) == 0);
-  CHECK(pool.node->drop_namespace(space) == 0);
+  CHECK(pool.node->drop_namespace(space, test::never_hung()).value() == 0);
   CHECK(pool.get(other, keys) == 8'000);
   pool.settle();
   CHECK(pool.node->stats().blocks == 8'000);
@@ -225,15 +225,15 @@ TEST_CASE("node: a reservation across a drop is dropped, and so is a chain") {
   Ticket ticket;
   REQUIRE(pool.node->reserve({space, {&key, 1}, nullptr, test::never_hung()}, ticket) ==
           PutStatus::stored);
-  pool.node->drop_namespace(space);
+  pool.node->drop_namespace(space, test::never_hung());
   CHECK(pool.put(space, key, nullptr, 2) == PutStatus::stored);  // the new incarnation is another
-  CHECK(pool.node->commit(ticket, {}) == PutStatus::dropped);
+  CHECK(pool.node->commit(ticket, {}, test::never_hung()) == PutStatus::dropped);
   CHECK(pool.get(space, {&key, 1}, 2) == 1);
 
   struct DropsAtTwo final : BlockSource {
     DropsAtTwo(Pool& p, Namespace& s) : pool(p), space(s) {}
     bool fill(std::size_t index, std::byte*, Hash128&) override {
-      if (index == 2) pool.node->drop_namespace(space);
+      if (index == 2) pool.node->drop_namespace(space, test::never_hung());
       return true;
     }
     Pool& pool;
@@ -344,7 +344,7 @@ TEST_CASE("node: a reservation filled in place is readable once it is committed"
   const auto made = test::payload_of(keys[1], kBlock);
   racy_fill(pool.node->slot(ticket), made.data(), kBlock);
   CHECK_FALSE(pool.has(space, keys[1]));
-  CHECK(pool.node->commit(ticket, {}) == PutStatus::stored);
+  CHECK(pool.node->commit(ticket, {}, test::never_hung()) == PutStatus::stored);
   CHECK(pool.get(space, keys) == 2);
   Ticket again;
   CHECK(pool.node->reserve({space, {&keys[1], 1}, &keys[0], test::never_hung()}, again) ==
@@ -363,14 +363,14 @@ TEST_CASE("node: a closed pool refuses puts, ends waits, and lets what is held g
   REQUIRE(pool.node->reserve({space, {&keys[1], 1}, nullptr, test::never_hung()}, ticket) ==
           PutStatus::stored);
   auto waiting = std::async(std::launch::async, [&] { return pool.put(space, keys[1]); });
-  pool.node->close();
+  pool.node->close({});
   CHECK(waiting.get() == PutStatus::failed);
   CHECK(pool.put(space, key_of(9)) == PutStatus::failed);
   CHECK(test::is_payload(pool.node->arena() + lease.offset, kBlock, keys[0]));
   pool.node->release({&lease, 1});
   pool.node->abort(ticket);
   pool.node->check_invariants();
-  pool.node->close();
+  pool.node->close({});
   CHECK(pool.node->is_closed());
 }
 

@@ -424,7 +424,7 @@ TEST_CASE("room: dropped blocks go before blocks that somebody may still want") 
   for (std::uint64_t n = 0; n < 50; ++n) pool.put(kept, key_of(n));
   pool.clock->set(10);
   for (std::uint64_t n = 100; n < 150; ++n) pool.put(dropped, key_of(n));
-  pool.node->drop_namespace(dropped);
+  pool.node->drop_namespace(dropped, test::never_hung());
   for (std::uint64_t n = 200; n < 240; ++n) pool.put(kept, key_of(n));
   CHECK(count_present(pool, kept, 0, 50) == 50);
   pool.check_at_rest();

@@ -69,7 +69,7 @@ class Caller {
       REQUIRE(node_.resize((below(kMaxBytes / kUnitBytes) + 1) * kUnitBytes, below(3) * 150,
                            test::after(5ms)));
     else if (what < 97)
-      node_.drop_namespace(space);
+      node_.drop_namespace(space, test::never_hung());
     else if (what < 98)
       node_.trim();
     else
@@ -124,7 +124,7 @@ class Caller {
     if (below(3) == 0)
       node_.abort(ticket);
     else
-      count(node_.commit(ticket, {}));
+      count(node_.commit(ticket, {}, test::never_hung()));
   }
   void count(PutStatus status) {
     stored += status == PutStatus::stored;
@@ -184,7 +184,7 @@ TEST_CASE("threads: eight at everything get right bytes or misses and leave noth
   CHECK(stats.bytes_arena <= stats.bytes_committed + kUnitBytes);
   CHECK(stats.bytes_committed <= stats.bytes_limit);
   CHECK(stats.store.puts == stats.blocks + stats.store.evictions + stats.store.removed);
-  for (Namespace* const space : spaces) pool.node->drop_namespace(*space);
+  for (Namespace* const space : spaces) pool.node->drop_namespace(*space, test::never_hung());
   pool.check_at_rest();
   CHECK(pool.node->stats().bytes_taken == 0);
   CHECK(pool.node->stats().bytes_in_slabs == 0);
@@ -284,8 +284,8 @@ TEST_CASE("threads: closing ends every call and every wait") {
     start.arrive_and_wait();
     const auto busy = random.between(0u, 400u);
     for (unsigned i = 0; i < busy; ++i) pool.node->stats();
-    std::thread other([&] { pool.node->close(); });
-    pool.node->close();
+    std::thread other([&] { pool.node->close({}); });
+    pool.node->close({});
     other.join();
     for (std::thread& thread : threads) thread.join();
     REQUIRE(ended == 6);

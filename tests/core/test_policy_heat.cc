@@ -77,6 +77,20 @@ TEST_CASE("a heat that is set is read back, and counts as no use") {
   CHECK(policy->heat(0, 300) == doctest::Approx(8).epsilon(1e-3));
 }
 
+TEST_CASE("a heat is set as of a time that no use has told yet") {
+  for (const PolicyKind kind : kHeated) {
+    CAPTURE(policy_name(kind));
+    const auto policy = make_policy(kind, {4, 0, 100});
+    policy->insert(1, 1, kNoBlock, 0, 0);
+    policy->set_heat(1, 0.5, 500);
+    CHECK(policy->heat(1, 500) == doctest::Approx(0.5).epsilon(1e-4));
+    policy->set_heat(1, 1, 900);
+    CHECK(policy->heat(1, 900) == doctest::Approx(1).epsilon(1e-4));
+    policy->insert(0, 0, kNoBlock, 0, 900);  // used since
+    if (kind == PolicyKind::lru) CHECK(policy->take_coldest(0) == 1);
+  }
+}
+
 TEST_CASE("any heat is survived and lies in order, the least and what is no number first") {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const double heats[] = {std::numeric_limits<double>::quiet_NaN(),

@@ -39,12 +39,12 @@ class TempDirectory {
   std::string path_;
 };
 
-// Whole pages, at a page's start, of bytes that a seed makes.
+// Whole pages, at a page's start, of bytes that a seed makes. Copies share them.
 class Pages {
  public:
   explicit Pages(std::size_t bytes) : bytes_(bytes) {
     REQUIRE(bytes % kSlotAlignBytes == 0);
-    at_.reset(static_cast<std::byte*>(std::aligned_alloc(kSlotAlignBytes, bytes)));
+    at_.reset(static_cast<std::byte*>(std::aligned_alloc(kSlotAlignBytes, bytes)), Free{});
     REQUIRE(at_ != nullptr);
     std::memset(at_.get(), 0, bytes);
   }
@@ -65,7 +65,7 @@ class Pages {
     void operator()(std::byte* at) const { std::free(at); }
   };
   std::size_t bytes_;
-  std::unique_ptr<std::byte, Free> at_;
+  std::shared_ptr<std::byte> at_;
 };
 
 // Changes bytes of a file behind the back of whoever has it.

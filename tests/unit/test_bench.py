@@ -36,7 +36,7 @@ def measured() -> dict[str, list[dict]]:
     return found
 
 
-@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("name", FIELDS)  # of the rows of ssd: test_ssd_bench.py
 def test_rows_have_exactly_their_fields(measured, name: str) -> None:
     assert measured[name]
     assert all(set(row) == FIELDS[name] for row in measured[name])
