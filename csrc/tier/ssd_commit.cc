@@ -139,9 +139,9 @@ void Ssd::Parts::count_written(const SsdGroup& group) {
 
 void Ssd::Parts::count_fault(Counter& counter, const std::string& what) {
   counter.fetch_add(1, std::memory_order_relaxed);
-  if (write_faults + commit_faults > kSsdFaultsMax)
+  if (read_faults + write_faults + commit_faults > kSsdFaultsMax)
     make_read_only("more than " + std::to_string(kSsdFaultsMax) +
-                   " writes or commits failed since it was opened; the last: " + what);
+                   " reads, writes or commits failed since it was opened; the last: " + what);
 }
 
 // The first reason stays: what follows is often its consequence.

@@ -38,9 +38,10 @@ void Ssd::Parts::end_read(SsdReads& reads, SsdReads::Item& item) {
   if (outcome == ReadOutcome::whole) {
     read_blocks.fetch_add(1, std::memory_order_relaxed);
     read_bytes.fetch_add(bytes, std::memory_order_relaxed);
+  } else if (outcome == ReadOutcome::damaged) {
+    damaged.fetch_add(1, std::memory_order_relaxed);
   } else {
-    Counter& counter = outcome == ReadOutcome::failed ? read_faults : damaged;
-    counter.fetch_add(1, std::memory_order_relaxed);
+    count_fault(read_faults, "a slot could not be read");
   }
   item.outcome.store(outcome, std::memory_order_release);
   reads.item_done();
