@@ -64,7 +64,8 @@ struct Ssd::Parts {
   std::vector<BlockKey> keys_to_forget(std::size_t changes) const;
 
   // ssd_read.cc
-  static void read_piece(const IoTask& task);
+  static void read_cut(const IoTask& task);
+  bool read_together(std::span<SsdReads::Item> run);
   void end_read(SsdReads& reads, SsdReads::Item& item);
 
   bool fires(const char* point) const {
