@@ -194,7 +194,8 @@ Result<std::uint64_t> Node::resize_ssd(std::uint64_t capacity_bytes, Deadline de
   return tier_->facts().capacity_bytes;
 }
 
-// On the writer's thread. A smaller file is emptied beyond its new end first, group by group.
+// On the writer's thread. A smaller file is emptied beyond its new end first, group by group. Leaves
+// resize_ssd_to_ as it is only where another size was asked for meanwhile, or the node closes.
 void Node::carry_out_resize(Lock& lock) {
   const std::uint64_t capacity = resize_ssd_to_;
   SsdFacts facts = tier_->facts();
@@ -205,14 +206,15 @@ void Node::carry_out_resize(Lock& lock) {
     while (!writer_ends_ && resize_ssd_to_ == capacity && store_->is_ssd_shrinking() &&
            !tier_->is_read_only())
       if (!write_group(lock)) write_work_.wait_for(lock, kStuckPause);
-    if (store_->is_ssd_shrinking()) return;
+    if (resize_ssd_to_ != capacity) return;
+    if (writer_ends_ && store_->is_ssd_shrinking()) return;
   }
   resize_ssd_to_ = 0;
   lock.unlock();
-  Result<void> resized = tier_->resize(capacity);
+  Result<void> resized = tier_->resize(capacity);  // refused by a tier that only reads
   lock.lock();
   store_->set_ssd_units(tier_->facts());
-  ssd_resized_ = std::move(resized);
+  if (resize_ssd_to_ == 0) ssd_resized_ = std::move(resized);
   written_.notify_all();
 }
 
