@@ -54,6 +54,7 @@ Result<void> Node::attach(std::unique_ptr<Ssd> tier) {
                          [&](BlockId record) { return heats[record]; }, clock_->now());
   if (!forgotten.empty()) tier->forget_these(std::move(forgotten));
   tier_ = std::move(tier);
+  ssd_open_ = true;
   if (tier_->facts().capacity_bytes > options_.ssd.capacity_bytes &&
       options_.ssd.capacity_bytes != 0)
     resize_ssd_to_ = options_.ssd.capacity_bytes;  // the writer's first work
@@ -153,12 +154,10 @@ void Node::wait_until_durable(Lock& lock, std::span<const BlockId> records, Dead
                               PutStatus* statuses) {
   for (const BlockId record : records)  // one that failed before gets another chance
     if (!store_->is_on_ssd(record)) store_->write_soon(record);
-  ++urgent_;
-  wake_writer();
+  const Urgent urgent(*this);
   const auto is_due = [&](BlockId record) { return store_->is_due(record); };
   written_.wait_until(lock, deadline,
                       [&] { return stopping_ || std::ranges::none_of(records, is_due); });
-  --urgent_;
   for (std::size_t i = 0; i < records.size(); ++i) {
     if (store_->is_on_ssd(records[i])) continue;
     statuses[i] = stopping_ ? PutStatus::failed : PutStatus::not_durable;
@@ -170,12 +169,10 @@ bool Node::flush(Deadline deadline) {
   Lock lock(mutex_);
   if (!tier_) return true;
   drain_touches();
-  ++urgent_;
-  wake_writer();
+  const Urgent urgent(*this);
   const auto is_done = [&] { return store_->ssd().queued() == 0 && !group_under_way_; };
   written_.wait_until(lock, deadline,
                       [&] { return writer_ends_ || tier_->is_read_only() || is_done(); });
-  --urgent_;
   return is_done() && !tier_->is_read_only();
 }
 
@@ -184,12 +181,12 @@ bool Node::flush(Deadline deadline) {
 Result<std::uint64_t> Node::resize_ssd(std::uint64_t capacity_bytes, Deadline deadline) {
   Lock lock(mutex_);
   if (!tier_) return fail(Code::bad_argument, "this pool has no SSD tier to resize");
+  if (capacity_bytes == 0)
+    return fail(Code::bad_argument, "the SSD tier cannot be resized to 0 bytes");
   ssd_resized_.reset();
   resize_ssd_to_ = capacity_bytes;
-  ++urgent_;
-  wake_writer();
+  const Urgent urgent(*this);
   written_.wait_until(lock, deadline, [&] { return writer_ends_ || ssd_resized_.has_value(); });
-  --urgent_;
   if (ssd_resized_ && !*ssd_resized_) return std::unexpected(ssd_resized_->error());
   return tier_->facts().capacity_bytes;
 }
@@ -228,31 +225,36 @@ void Node::write_last_stamps(Lock& lock) {
   }
 }
 
+// From any number of threads: the one that joins the writer closes, the others wait for it.
 void Node::close_ssd(Deadline flush_until) {
   Lock lock(mutex_);
-  if (!tier_) return;
-  if (flush_until > std::chrono::steady_clock::now()) {
+  if (!ssd_open_) return;
+  if (!writer_ends_ && flush_until > std::chrono::steady_clock::now()) {
     drain_touches();
     store_->queue_all();
-    ++urgent_;
-    wake_writer();
+    const Urgent urgent(*this);
     written_.wait_until(lock, flush_until, [&] {
-      return tier_->is_read_only() || (store_->ssd().queued() == 0 && !group_under_way_);
+      return writer_ends_ || tier_->is_read_only() ||
+             (store_->ssd().queued() == 0 && !group_under_way_);
     });
-    --urgent_;
   }
   writer_ends_ = true;
   write_work_.notify_all();
   written_.notify_all();
   std::thread writer = std::move(writer_);
+  if (!writer.joinable()) return written_.wait(lock, [&] { return !ssd_open_; });
   lock.unlock();
-  if (writer.joinable()) writer.join();
+  writer.join();
   lock.lock();
-  written_.wait(lock, [&] { return fetches_ == 0; });  // each has a deadline of its own
+  // Each fetch has a deadline of its own; who waited for a commit has been told to go.
+  written_.wait(lock, [&] { return fetches_ == 0 && urgent_ == 0; });
   store_->detach_ssd();
   std::unique_ptr<Ssd> tier = std::move(tier_);
   lock.unlock();
   tier.reset();  // joins the I/O threads and lets the directory go
+  lock.lock();
+  ssd_open_ = false;
+  written_.notify_all();
 }
 
 void Node::add_ssd_stats(NodeStats& stats) {
