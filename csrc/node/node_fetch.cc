@@ -64,6 +64,10 @@ void Node::find_places(Lock& lock, Fetch& fetch, bool into_dram) {
       let_others_in(lock);
       room = store_->reserve_promotion(part.record, into_dram, clock_->now());
     }
+    // Somebody else reads the block that is wanted next: it is there when they are done.
+    if (into_dram && i == 0 && room.outcome == Outcome::pending)
+      written_.wait_until(lock, fetch.deadline,
+                          [&] { return stopping_ || !store_->is_loading(part.record); });
     if (room.outcome == Outcome::reserved) {
       part.in_slot = true;
       part.room = room;
@@ -85,10 +89,14 @@ std::shared_ptr<Node::Fetch> Node::start_fetch(const Namespace& space,
   fetch->deadline = std::chrono::steady_clock::now() + options_.ssd_timeout;
   Lock lock(mutex_);
   if (stopping_ || !tier_) return nullptr;
+  ++fetches_;  // from here on the tier stays, though find_places() lets others have the lock
   choose_parts(*fetch, space, keys);
   find_places(lock, *fetch, into_dram);
-  if (fetch->parts.empty()) return nullptr;
-  ++fetches_;
+  if (fetch->parts.empty()) {
+    --fetches_;
+    written_.notify_all();
+    return nullptr;
+  }
   lock.unlock();
 
   const std::uint64_t slot_bytes = SlabPool::slot_bytes(fetch->bytes);

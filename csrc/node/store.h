@@ -168,6 +168,7 @@ class Store {
   void restore_chains(const ParentOf& parent_of, const HeatOf& heat_of, Seconds now);
 
   bool is_in_dram(BlockId record) const { return (private_[record].flags & kInDram) != 0; }
+  bool is_loading(BlockId record) const { return (private_[record].flags & kLoading) != 0; }
   bool is_on_ssd(BlockId record) const { return (private_[record].flags & kOnSsd) != 0; }
   // On its way to the SSD, and not yet known to have arrived or failed.
   bool is_due(BlockId record) const { return (private_[record].flags & (kQueued | kWriting)) != 0; }
