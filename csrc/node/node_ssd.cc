@@ -87,7 +87,12 @@ void Node::write_back() {
 }
 
 Store::GroupLimits Node::group_limits() const {
-  return {.blocks = kGroupBlocks,
+  const std::uint64_t blocks_limit = store_->blocks_limit();
+  const std::uint64_t blocks =
+      blocks_limit == 0 ? kGroupBlocks
+                        : std::clamp<std::uint64_t>(blocks_limit / kGroupShareInverse, 1,
+                                                    kGroupBlocks);
+  return {.blocks = blocks,
           .bytes = std::min(2 * kGroupBytes, store_->bytes_limit() / kGroupShareInverse),
           .must = is_durable(),
           .stamp_s = static_cast<std::uint32_t>(std::max(clock_->wall_s(), 0.0))};
