@@ -72,6 +72,7 @@ void Node::write_back() {
              queued_bytes_ >= (is_durable() ? kDurableGroupBytes : kGroupBytes) ||
              store_->ssd().queued() >= kGroupBlocks;
     };
+    if (tier_->is_read_only()) store_->stop_queueing();  // a resize may have found out
     if (tier_->is_read_only() || !store_->has_group_work()) {
       written_.notify_all();
       write_work_.wait_for(lock, kLookEvery, [&] {
