@@ -2,8 +2,8 @@
 // closing. Which blocks are written is the Store's affair (store_ssd.cc), how is the tier's.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
+#include "block/copy.h"
 #include "node/node.h"
 
 namespace kvpool {
@@ -16,6 +16,7 @@ constexpr auto kLookEvery = 100ms;  // an idle writer
 constexpr auto kStuckPause = 2ms;   // work is left, but not for now: pins, draining
 constexpr auto kLastStamps = 2s;    // of a closing tier
 constexpr std::size_t kGroupBlocks = 256;
+constexpr std::byte kZeros[kPageBytes] = {};  // more than a slot is longer than its block
 constexpr std::uint64_t kGroupShareInverse = 8;  // of DRAM: what is being written cannot be evicted
 
 // Heat left of heat 1, so many seconds later. A clock that went back counts as none passed.
@@ -106,7 +107,7 @@ bool Node::write_group(Lock& lock) {
   queued_bytes_ = 0;
   store_->next_group(group_limits(), batch, clock_->now());
   if (batch.empty()) {
-    store_->group_done(batch, false);
+    store_->group_done(batch, false, clock_->now());
     written_.notify_all();
     return false;
   }
@@ -117,7 +118,7 @@ bool Node::write_group(Lock& lock) {
   const bool committed = tier_->commit(batch.group);
   lock.lock();
   group_under_way_ = false;
-  store_->group_done(batch, committed);
+  store_->group_done(batch, committed, clock_->now());
   if (tier_->is_read_only()) store_->stop_queueing();
   written_.notify_all();
   return true;
@@ -125,16 +126,17 @@ bool Node::write_group(Lock& lock) {
 
 // Without the lock; the blocks are pinned. What lies behind a block in its slot is of no block and
 // goes to the disk as zeros. A block that moves inside the slab file and is not in DRAM is read
-// first; if that fails it stays where it is.
+// first; if there is no memory for that it stays where it is, if that fails it is lost.
 void Node::prepare_payload(WriteBack& batch, std::vector<Bounce>& bounces) {
   auto reads = std::make_shared<SsdReads>(static_cast<std::size_t>(std::ranges::count_if(
       batch.group.writes, [](const SsdWrite& write) { return write.payload == nullptr; })));
-  std::vector<SsdWrite*> read;
+  std::vector<std::size_t> read;  // which items, in the order of the reads
   for (std::size_t i = 0; i < batch.group.writes.size(); ++i) {
     SsdWrite& write = batch.group.writes[i];
     if (write.payload != nullptr) {
       auto* slot = const_cast<std::byte*>(write.payload);  // of our own arena
-      std::memset(slot + write.place.bytes, 0, write.place.slot_bytes() - write.place.bytes);
+      // Late readers of a longer block that was here before may still look: they see no tear.
+      racy_fill(slot + write.place.bytes, kZeros, write.place.slot_bytes() - write.place.bytes);
       continue;
     }
     SsdReads::Item& item = reads->items[read.size()];
@@ -142,16 +144,20 @@ void Node::prepare_payload(WriteBack& batch, std::vector<Bounce>& bounces) {
     item.place = batch.items[i].from;
     item.sum = write.sum;
     item.into = bounces.back().memory();
-    read.push_back(&write);
+    read.push_back(i);
   }
   if (read.empty()) return;
   tier_->read(reads);
   // The device answers or fails; the buffers must not go before.
   while (!reads->wait(std::chrono::steady_clock::now() + 1h)) {
   }
-  for (std::size_t i = 0; i < read.size(); ++i)
+  for (std::size_t i = 0; i < read.size(); ++i) {
+    std::byte* into = reads->items[i].into;
     if (reads->items[i].outcome.load(std::memory_order_acquire) == ReadOutcome::whole)
-      read[i]->payload = reads->items[i].into;
+      batch.group.writes[read[i]].payload = into;
+    else
+      batch.items[read[i]].is_unreadable = into != nullptr;
+  }
 }
 
 // --- waiting for it ------------------------------------------------------------------------------

@@ -71,6 +71,7 @@ struct WriteBack {
     BlockId record = kNoBlock;
     bool is_move = false;
     SsdPlace from;  // is_move: where the bytes are, unless they are in DRAM as well
+    bool is_unreadable = false;  // is_move: they are not there any more
   };
   SsdGroup group;
   std::vector<Item> items;
@@ -181,7 +182,7 @@ class Store {
     std::uint32_t stamp_s = 0;
   };
   void next_group(const GroupLimits& limits, WriteBack& batch, Seconds now);
-  void group_done(const WriteBack& batch, bool committed);
+  void group_done(const WriteBack& batch, bool committed, Seconds now);
   // False: the writer may sleep.
   bool has_group_work() const {
     return ssd_->queued() > 0 || ssd_->doomed() > 0 || ssd_->has_names() || draining_ ||

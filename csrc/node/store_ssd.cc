@@ -341,11 +341,14 @@ void Store::add_stamps(const GroupLimits& limits, WriteBack& batch, Seconds now)
 
 // --- after the group -----------------------------------------------------------------------------
 
-void Store::group_done(const WriteBack& batch, bool committed) {
+void Store::group_done(const WriteBack& batch, bool committed, Seconds now) {
   ssd_->done_naming(batch.group, committed);
   ssd_->done_deleting(batch.group.deletes, committed);
   for (std::size_t i = 0; i < batch.items.size(); ++i)
     write_done(batch.group.writes[i], batch.items[i]);
+  // Else a slab that holds such a block would be emptied for ever.
+  for (const WriteBack::Item& item : batch.items)
+    if (item.is_unreadable) lose_ssd_copy(item.record, /*quarantine=*/true, now);
 }
 
 void Store::write_done(const SsdWrite& write, const WriteBack::Item& item) {
