@@ -456,14 +456,17 @@ void Store::demote(BlockId record, Seconds now) {
 }
 
 void Store::lose_ssd_copy(BlockId record, bool quarantine, Seconds now) {
-  if (!is_on_ssd(record)) return;
-  ++counters_.ssd_lost;
+  const Private& mine = private_[record];
+  // One that is gone already loses its copy with its last pin.
+  if (mine.state != State::resident || !is_on_ssd(record)) return;
   if (quarantine) ssd_->condemn(ssd_place(record));
-  if (private_[record].state != State::resident) return;  // its last pin takes it away
-  if (is_in_dram(record))
-    drop_ssd_copy(record);
-  else
-    retire(record, Leave::removed, now);
+  // On its way to another slot, with bytes that are compared, or from DRAM.
+  if ((mine.flags & kWriting) != 0) return;
+  ++counters_.ssd_lost;
+  if (!is_in_dram(record)) return retire(record, Leave::removed, now);
+  ssd_->heat().let_go(record);  // children there must not name a parent that is not
+  drop_ssd_copy(record);
+  write_soon(record);
 }
 
 Hash128 Store::sum_of(BlockId record) const { return index_->sum(record); }
