@@ -28,7 +28,8 @@ struct Node::Fetch {
     std::byte* into = nullptr;
     Store::Reserved room{};  // of DRAM, if in_slot
     bool in_slot = false;
-    bool is_whole = false;  // once settled
+    bool is_whole = false;   // once settled
+    bool has_moved = false;  // it was read where it is no more: worth another try
   };
   std::size_t index = 0;  // of the first part in the call
   std::vector<Part> parts;
@@ -151,10 +152,10 @@ void Node::settle_fetch(Fetch& fetch) {
     if (part.in_slot && part.is_whole)
       part.is_whole = store_->promote(part.record, part.room.offset, now);
     if (outcome == ReadOutcome::whole) continue;
+    if (part.into == nullptr || !store_->is_on_ssd(part.record)) continue;
     // Moved inside the slab file while it was read: then its old slot proves nothing.
-    if (part.into != nullptr && store_->is_on_ssd(part.record) &&
-        store_->ssd_place(part.record) == part.place)
-      store_->lose_ssd_copy(part.record, /*quarantine=*/true, now);
+    part.has_moved = store_->ssd_place(part.record) != part.place;
+    if (!part.has_moved) store_->lose_ssd_copy(part.record, /*quarantine=*/true, now);
   }
 }
 
@@ -175,7 +176,7 @@ std::size_t Node::get_from_ssd(const Namespace& space, std::span<const Hash128> 
   for (;;) {
     while (goes_on && windows.size() < kWindows && started < keys.size()) {
       auto fetch = start_fetch(space, keys.subspan(started), index + started, false);
-      elsewhere = !fetch && started == 0;
+      if (!fetch) elsewhere |= started == 0;
       if (!fetch) break;
       started += fetch->parts.size();
       windows.push_back(std::move(fetch));
@@ -189,6 +190,7 @@ std::size_t Node::get_from_ssd(const Namespace& space, std::span<const Hash128> 
     }
     for (std::size_t i = 0; i < fetch->parts.size() && goes_on; ++i) {
       const Fetch::Part& part = fetch->parts[i];
+      elsewhere = part.has_moved;
       goes_on = part.is_whole && !faults_->fires("get.deliver") &&
                 sink.deliver_whole(fetch->index + i, {part.into, fetch->bytes});
       delivered += goes_on;
@@ -210,6 +212,7 @@ std::size_t Node::lease_from_ssd(const Namespace& space, std::span<const Hash128
     const Fetch::Part& part = fetch->parts[leased];
     leases[leased++] = {part.record, fetch->bytes, part.room.offset};
   }
+  elsewhere = leased < fetch->parts.size() && fetch->parts[leased].has_moved;
   release_fetch(*fetch, leased);
   ssd_hits_.fetch_add(leased, std::memory_order_relaxed);
   ssd_hit_bytes_.fetch_add(leased * space.block_bytes, std::memory_order_relaxed);
