@@ -174,8 +174,9 @@ class Node {
   // Another capacity of the SSD tier, in bytes of all its files. Growing takes the room at once;
   // shrinking moves and evicts, and goes on after the deadline. Returns the capacity now.
   Result<std::uint64_t> resize_ssd(std::uint64_t capacity_bytes, Deadline deadline);
-  // True: everything the SSD tier should have, it has. False: the deadline came first, or the tier
-  // takes no more writes.
+  // True: everything the SSD tier should have, it has; what could not be written before is tried
+  // again. False: the deadline came first, something could not be written, or the tier takes no
+  // more writes.
   bool flush(Deadline deadline);
 
   const std::byte* arena() const { return store_->arena().base(); }

@@ -181,11 +181,12 @@ bool Node::flush(Deadline deadline) {
   Lock lock(mutex_);
   if (!tier_) return true;
   drain_touches();
+  store_->queue_unwritten();
   const Urgent urgent(*this);
   const auto is_done = [&] { return store_->ssd().queued() == 0 && !group_under_way_; };
   written_.wait_until(lock, deadline,
                       [&] { return writer_ends_ || tier_->is_read_only() || is_done(); });
-  return is_done() && !tier_->is_read_only();
+  return is_done() && !tier_->is_read_only() && !store_->ssd().has_unwritten();
 }
 
 // --- another size --------------------------------------------------------------------------------
@@ -243,6 +244,7 @@ void Node::close_ssd(Deadline flush_until) {
   if (!ssd_open_) return;
   if (!writer_ends_ && flush_until > std::chrono::steady_clock::now()) {
     drain_touches();
+    store_->queue_unwritten();
     store_->queue_all();
     const Urgent urgent(*this);
     written_.wait_until(lock, flush_until, [&] {

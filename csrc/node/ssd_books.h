@@ -22,6 +22,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/lazy_array.h"
@@ -96,6 +97,11 @@ class SsdBooks {
   std::optional<BlockId> pop();
   std::size_t queued() const { return queue_.size(); }
 
+  // Those that could not be written, until somebody tries again.
+  void note_unwritten(BlockId record) { unwritten_.push_back(record); }
+  std::vector<BlockId> take_unwritten() { return std::exchange(unwritten_, {}); }
+  bool has_unwritten() const { return !unwritten_.empty(); }
+
   // --- what is to be deleted ---
   void doom(const BlockKey& key, const SsdPlace& place);
   void take_doomed(std::size_t at_most, std::vector<SsdDelete>& out);
@@ -141,6 +147,7 @@ class SsdBooks {
   std::unique_ptr<Policy> heat_;
   LazyArray<Place> places_;
   std::deque<BlockId> queue_, used_;
+  std::vector<BlockId> unwritten_;
   std::vector<SsdDelete> doomed_;
   std::vector<SsdPlace> free_next_, condemned_;
   std::vector<std::uint64_t> doomed_in_class_;

@@ -190,6 +190,8 @@ class Store {
   }
   // Every block that the tier admits and does not have goes into the queue. O(records).
   void queue_all();
+  // So does what could not be written before.
+  void queue_unwritten();
   void stop_queueing();  // the tier takes no more writes: nobody is due any more
 
   // A DRAM slot for a pinned block that is on the SSD alone. `forced`: whether or not it is warm

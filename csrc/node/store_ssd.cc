@@ -65,6 +65,11 @@ void Store::queue_all() {
     if (private_[record].state == State::resident) write_soon(record);
 }
 
+void Store::queue_unwritten() {
+  for (const BlockId record : ssd_->take_unwritten())
+    if (private_[record].state == State::resident) write_soon(record);
+}
+
 void Store::stop_queueing() {
   takes_writes_ = false;
   while (const auto record = ssd_->pop())
@@ -346,6 +351,8 @@ void Store::group_done(const WriteBack& batch, bool committed, Seconds now) {
   ssd_->done_deleting(batch.group.deletes, committed);
   for (std::size_t i = 0; i < batch.items.size(); ++i)
     write_done(batch.group.writes[i], batch.items[i]);
+  // A device that takes some of it may take the rest. Each failure counts, so this comes to an end.
+  if (std::ranges::any_of(batch.group.writes, &SsdWrite::written)) queue_unwritten();
   // Else a slab that holds such a block would be emptied for ever.
   for (const WriteBack::Item& item : batch.items)
     if (item.is_unreadable) lose_ssd_copy(item.record, /*quarantine=*/true, now);
@@ -359,6 +366,7 @@ void Store::write_done(const SsdWrite& write, const WriteBack::Item& item) {
       ssd_->quarantine(write.place);
     else
       ssd_->give(write.place);
+    if (!item.is_move) ssd_->note_unwritten(item.record);
   } else if (item.is_move) {
     ++counters_.ssd_moved;
     ssd_->set_place(item.record, write.place);
