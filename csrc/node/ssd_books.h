@@ -88,8 +88,10 @@ class SsdBooks {
     return {places_[record].slab_unit, places_[record].slot, bytes};
   }
   void set_place(BlockId record, const SsdPlace& place);
-  void entry_added() { ++entries_; }
-  std::uint64_t entries() const { return entries_; }  // in the index, doomed ones included
+  void entry_added() { ++entries_; }  // or about to be
+  void entry_not_added() { --entries_; }
+  // In the index, doomed ones included, and those that a group is adding.
+  std::uint64_t entries() const { return entries_; }
 
   // --- who is to be written, oldest first ---
   void push(BlockId record) { queue_.push_back(record); }

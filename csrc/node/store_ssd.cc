@@ -131,6 +131,7 @@ Store::Added Store::add_write(BlockId record, const GroupLimits& limits, WriteBa
   }
   auto place = ssd_->take(*klass, record, fields.bytes);
   if (!place) return make_ssd_room(record, *klass, limits.must, now);
+  ssd_->entry_added();
   begin_write(record, *place, limits, batch, now);
   batch.items.push_back({.record = record, .is_move = false, .from = {}});
   return Added::yes;
@@ -366,7 +367,10 @@ void Store::write_done(const SsdWrite& write, const WriteBack::Item& item) {
       ssd_->quarantine(write.place);
     else
       ssd_->give(write.place);
-    if (!item.is_move) ssd_->note_unwritten(item.record);
+    if (!item.is_move) {
+      ssd_->entry_not_added();
+      ssd_->note_unwritten(item.record);
+    }
   } else if (item.is_move) {
     ++counters_.ssd_moved;
     ssd_->set_place(item.record, write.place);
@@ -375,7 +379,6 @@ void Store::write_done(const SsdWrite& write, const WriteBack::Item& item) {
     mine.flags |= kOnSsd;
     ++on_ssd_;
     ssd_->set_place(item.record, write.place);
-    ssd_->entry_added();
     if (mine.state == State::resident) {
       ssd_->heat().regroup(item.record, SsdBooks::group_of(*ssd_class(item.record)));
       policy_->let_go(item.record);
