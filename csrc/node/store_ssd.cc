@@ -96,7 +96,11 @@ void Store::next_group(const GroupLimits& limits, WriteBack& batch, Seconds now)
   ssd_->take_doomed(kDeletesPerGroup, batch.group.deletes);
   add_stamps(limits, batch, now);
   ssd_->take_names(batch.group);
-  batch.must_commit = ssd_->owes_commit() && ssd_->queued() > 0;
+  if (ssd_->owes_commit()) {
+    batch.must_commit = ssd_->queued() > 0 || draining_ || is_ssd_shrinking_;
+    // A stamp of nobody: so it is a commit, whatever else there is or comes to nothing.
+    if (!batch.empty()) batch.group.stamps.emplace_back();
+  }
   batch.group.tau_s = ssd_->heat().stats().tau_s;
 }
 
