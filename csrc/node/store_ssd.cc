@@ -174,17 +174,32 @@ Hash128 Store::parent_hash(BlockId record) const {
 
 // Somebody colder goes, so that the group after this one finds a free slot.
 Store::Added Store::make_ssd_room(BlockId record, ClassId klass, bool must, Seconds now) {
-  if (ssd_->coming_free(klass) > ssd_->slots().free_slots(klass) || ssd_->owes_commit())
+  const bool is_index_full = ssd_->is_index_full();  // then anybody's entry will do
+  if (ssd_->coming_free(klass) > ssd_->slots().free_slots(klass) || ssd_->owes_commit() ||
+      (is_index_full && ssd_->doomed() > 0))
     return Added::not_now;  // somebody is on the way out already
-  const auto coldest = ssd_->heat().coldest(SsdBooks::group_of(klass));
+  const ClassId from = is_index_full ? coldest_ssd_class().value_or(klass) : klass;
+  const auto coldest = ssd_->heat().coldest(SsdBooks::group_of(from));
   if (!must && coldest && ssd_->heat().temperature(record) <= *coldest) {
     ++counters_.not_worth;
     return Added::never;
   }
-  if (!ssd_->is_index_full() && start_draining(klass, now)) return Added::not_now;
-  if (evict_from_ssd(klass, now)) return Added::not_now;
+  if (!is_index_full && start_draining(klass, now)) return Added::not_now;
+  if (evict_from_ssd(from, now)) return Added::not_now;
   ++counters_.ssd_no_room;
   return Added::never;
+}
+
+std::optional<ClassId> Store::coldest_ssd_class() const {
+  std::optional<ClassId> found;
+  double coldest = 0;
+  for (ClassId klass = 0; klass < ssd_->slots().class_count(); ++klass) {
+    const auto here = ssd_->heat().coldest(SsdBooks::group_of(klass));
+    if (!here || (found && *here >= coldest)) continue;
+    found = klass;
+    coldest = *here;
+  }
+  return found;
 }
 
 bool Store::evict_from_ssd(ClassId klass, Seconds now) {
@@ -233,10 +248,11 @@ void Store::free_ssd_ahead(Seconds now) {
   }
   const std::uint64_t entries_max = ssd_->options().facts.entries_max;
   const std::uint64_t ahead = std::min(kEntriesAhead, entries_max / 8 + 1);
-  for (ClassId klass = 0; klass < slots.class_count(); ++klass)
-    while (ssd_->entries() - std::min(ssd_->entries(), std::uint64_t{ssd_->doomed()}) + ahead >
-           entries_max)
-      if (!evict_from_ssd(klass, now)) break;
+  while (ssd_->entries() - std::min(ssd_->entries(), std::uint64_t{ssd_->doomed()}) + ahead >
+         entries_max) {
+    const auto klass = coldest_ssd_class();
+    if (!klass || !evict_from_ssd(*klass, now)) break;
+  }
 }
 
 // --- moving blocks inside the slab file ----------------------------------------------------------
