@@ -293,7 +293,7 @@ class Store {
   bool is_warm_enough(BlockId record) const;
   std::optional<ClassId> ssd_class(BlockId record) const;
   // not_now: when the group before it is done. never: it cannot be written, or is not worth it.
-  enum class Added : std::uint8_t { yes, not_now, never };
+  enum class Added : std::uint8_t { yes, not_now, never, no_room };
   Added add_chain(BlockId record, const GroupLimits& limits, WriteBack& batch, Seconds now);
   Added add_write(BlockId record, const GroupLimits& limits, WriteBack& batch, Seconds now);
   Added make_ssd_room(BlockId record, ClassId klass, bool must, Seconds now);

@@ -90,7 +90,7 @@ void Store::next_group(const GroupLimits& limits, WriteBack& batch, Seconds now)
       ssd_->push_front(*record);
       break;
     }
-    if (added == Added::never) mine.flags &= static_cast<std::uint8_t>(~kQueued);
+    if (added != Added::yes) mine.flags &= static_cast<std::uint8_t>(~kQueued);
   }
   if (!batch.items.empty()) free_ssd_ahead(now);
   ssd_->take_doomed(kDeletesPerGroup, batch.group.deletes);
@@ -134,7 +134,13 @@ Store::Added Store::add_write(BlockId record, const GroupLimits& limits, WriteBa
     return Added::never;
   }
   auto place = ssd_->take(*klass, record, fields.bytes);
-  if (!place) return make_ssd_room(record, *klass, limits.must, now);
+  if (!place) {
+    const Added added = make_ssd_room(record, *klass, limits.must, now);
+    // What this group writes stands in no order yet: the next one may find somebody among it.
+    if (added == Added::no_room && !batch.items.empty()) return Added::not_now;
+    counters_.ssd_no_room += added == Added::no_room;
+    return added;
+  }
   ssd_->entry_added();
   begin_write(record, *place, limits, batch, now);
   batch.items.push_back({.record = record, .is_move = false, .from = {}});
@@ -185,9 +191,7 @@ Store::Added Store::make_ssd_room(BlockId record, ClassId klass, bool must, Seco
     return Added::never;
   }
   if (!is_index_full && start_draining(klass, now)) return Added::not_now;
-  if (evict_from_ssd(from, now)) return Added::not_now;
-  ++counters_.ssd_no_room;
-  return Added::never;
+  return evict_from_ssd(from, now) ? Added::not_now : Added::no_room;
 }
 
 std::optional<ClassId> Store::coldest_ssd_class() const {
