@@ -74,6 +74,9 @@ class SsdBooks {
   void left_by_move(const SsdPlace& place);
   void set_facts(const SsdFacts& facts);
   static bool is_nobody(std::uint32_t owner) { return owner == kNobody; }
+  bool has_nobody(SlabId slab) const;
+  // Quarantined slots of a slab that is cut off come free: nobody will write there.
+  void give_up_nobodies(SlabId slab);
   SlabPool& slots() { return slots_; }
   const SlabPool& slots() const { return slots_; }
   // Slots that a class should have free, so that a group finds room while its victims' is not free.

@@ -16,6 +16,8 @@ constexpr std::uint64_t kEntriesAhead = 256;
 // may look at a removed block in it for hours.
 constexpr std::uint32_t kIdleMovesMax = 8;
 constexpr std::uint32_t kGroupsBetweenDrains = 64;
+constexpr std::uint32_t kEvictionsPerShrink = 64;
+constexpr std::size_t kSlabsLookedAt = 64;  // for one that can be emptied
 
 }  // namespace
 
@@ -284,9 +286,11 @@ bool Store::start_draining(ClassId klass, Seconds now) {
   const std::uint64_t wanted = slots.slab_slots(*donor);
   while (ssd_->coming_free(*donor) < wanted && evict_from_ssd(*donor, now)) {
   }
-  const std::vector<SlabId> emptiest = slots.emptiest(*donor, 1);
-  if (emptiest.empty()) return false;
-  draining_ = emptiest.front();
+  const std::vector<SlabId> emptiest = slots.emptiest(*donor, kSlabsLookedAt);
+  const auto whole = std::ranges::find_if(
+      emptiest, [&](SlabId slab) { return !ssd_->has_nobody(slab); });  // others never get empty
+  if (whole == emptiest.end()) return false;
+  draining_ = *whole;
   idle_moves_ = 0;
   slots.set_draining(*draining_, true);
   return true;
@@ -326,6 +330,8 @@ void Store::add_moves(const GroupLimits& limits, WriteBack& batch, Seconds now) 
   // What is left are slots that nobody may use: the slab goes back to its class as it is.
   idle_moves_ = batch.items.size() > before ? 0 : idle_moves_ + 1;
   if (!is_stuck && (is_ssd_shrinking_ || idle_moves_ < kIdleMovesMax)) return;
+  if (is_stuck && is_ssd_shrinking_ && slots.is_beyond_end(*slab))
+    return ssd_->give_up_nobodies(*slab);
   drain_later_ = kGroupsBetweenDrains;
   slots.set_draining(*slab, false);
   draining_.reset();
@@ -337,7 +343,11 @@ bool Store::add_move(BlockId record, const GroupLimits& limits, WriteBack& batch
   const auto klass = ssd_class(record);
   const auto place = ssd_->take(*klass, record, fields.bytes);
   if (!place) {
-    if (ssd_->coming_free(*klass) <= ssd_->slots().free_slots(*klass)) evict_from_ssd(*klass, now);
+    // A file that gets shorter has to lose many of them anyway.
+    std::uint32_t left = is_ssd_shrinking_ ? kEvictionsPerShrink : 1;
+    if (ssd_->coming_free(*klass) <= ssd_->slots().free_slots(*klass))
+      while (left-- > 0 && evict_from_ssd(*klass, now)) {
+      }
     return false;
   }
   const SsdPlace from = ssd_->place(record, fields.bytes);
@@ -349,6 +359,10 @@ bool Store::add_move(BlockId record, const GroupLimits& limits, WriteBack& batch
 void Store::set_ssd_units(const SsdFacts& facts) {
   ssd_->set_facts(facts);
   is_ssd_shrinking_ = true;  // or so; the next group looks
+  // Nothing more goes into what lies beyond the end.
+  SlabPool& slots = ssd_->slots();
+  for (const SlabId slab : slots.slabs_beyond(0))
+    slots.set_draining(slab, slots.is_beyond_end(slab) || slab == draining_);
 }
 
 // --- when it was used ----------------------------------------------------------------------------
