@@ -173,6 +173,11 @@ PutStatus Node::reserve(const PutRequest& request, Ticket& ticket) {
     status = PutStatus::no_memory;
   } else if (status == PutStatus::present) {
     store_->touch(reserved.record, clock_->now());
+    if (is_durable()) {
+      store_->pin(reserved.record);
+      wait_until_durable(lock, {&reserved.record, 1}, request.deadline, &status);
+      store_->unpin(reserved.record);
+    }
   }
   if (ticket.parent != kNoBlock) store_->unpin(ticket.parent);
   return status;

@@ -16,6 +16,8 @@ constexpr std::uint64_t kEntriesAhead = 256;
 // may look at a removed block in it for hours.
 constexpr std::uint32_t kIdleMovesMax = 8;
 constexpr std::uint32_t kGroupsBetweenDrains = 64;
+constexpr std::uint32_t kEvictionsPerShrink = 64;
+constexpr std::size_t kSlabsLookedAt = 64;  // for one that can be emptied
 
 }  // namespace
 
@@ -65,6 +67,11 @@ void Store::queue_all() {
     if (private_[record].state == State::resident) write_soon(record);
 }
 
+void Store::queue_unwritten() {
+  for (const BlockId record : ssd_->take_unwritten())
+    if (private_[record].state == State::resident) write_soon(record);
+}
+
 void Store::stop_queueing() {
   takes_writes_ = false;
   while (const auto record = ssd_->pop())
@@ -85,13 +92,17 @@ void Store::next_group(const GroupLimits& limits, WriteBack& batch, Seconds now)
       ssd_->push_front(*record);
       break;
     }
-    if (added == Added::never) mine.flags &= static_cast<std::uint8_t>(~kQueued);
+    if (added != Added::yes) mine.flags &= static_cast<std::uint8_t>(~kQueued);
   }
   if (!batch.items.empty()) free_ssd_ahead(now);
   ssd_->take_doomed(kDeletesPerGroup, batch.group.deletes);
   add_stamps(limits, batch, now);
   ssd_->take_names(batch.group);
-  batch.must_commit = ssd_->owes_commit() && ssd_->queued() > 0;
+  if (ssd_->owes_commit()) {
+    batch.must_commit = ssd_->queued() > 0 || draining_ || is_ssd_shrinking_;
+    // A stamp of nobody: so it is a commit, whatever else there is or comes to nothing.
+    if (!batch.empty()) batch.group.stamps.emplace_back();
+  }
   batch.group.tau_s = ssd_->heat().stats().tau_s;
 }
 
@@ -125,7 +136,14 @@ Store::Added Store::add_write(BlockId record, const GroupLimits& limits, WriteBa
     return Added::never;
   }
   auto place = ssd_->take(*klass, record, fields.bytes);
-  if (!place) return make_ssd_room(record, *klass, limits.must, now);
+  if (!place) {
+    const Added added = make_ssd_room(record, *klass, limits.must, now);
+    // What this group writes stands in no order yet: the next one may find somebody among it.
+    if (added == Added::no_room && !batch.items.empty()) return Added::not_now;
+    counters_.ssd_no_room += added == Added::no_room;
+    return added;
+  }
+  ssd_->entry_added();
   begin_write(record, *place, limits, batch, now);
   batch.items.push_back({.record = record, .is_move = false, .from = {}});
   return Added::yes;
@@ -164,17 +182,30 @@ Hash128 Store::parent_hash(BlockId record) const {
 
 // Somebody colder goes, so that the group after this one finds a free slot.
 Store::Added Store::make_ssd_room(BlockId record, ClassId klass, bool must, Seconds now) {
-  if (ssd_->coming_free(klass) > ssd_->slots().free_slots(klass) || ssd_->owes_commit())
+  const bool is_index_full = ssd_->is_index_full();  // then anybody's entry will do
+  if (ssd_->coming_free(klass) > ssd_->slots().free_slots(klass) || ssd_->owes_commit() ||
+      (is_index_full && ssd_->doomed() > 0))
     return Added::not_now;  // somebody is on the way out already
-  const auto coldest = ssd_->heat().coldest(SsdBooks::group_of(klass));
+  const ClassId from = is_index_full ? coldest_ssd_class().value_or(klass) : klass;
+  const auto coldest = ssd_->heat().coldest(SsdBooks::group_of(from));
   if (!must && coldest && ssd_->heat().temperature(record) <= *coldest) {
     ++counters_.not_worth;
     return Added::never;
   }
-  if (!ssd_->is_index_full() && start_draining(klass, now)) return Added::not_now;
-  if (evict_from_ssd(klass, now)) return Added::not_now;
-  ++counters_.ssd_no_room;
-  return Added::never;
+  if (!is_index_full && start_draining(klass, now)) return Added::not_now;
+  return evict_from_ssd(from, now) ? Added::not_now : Added::no_room;
+}
+
+std::optional<ClassId> Store::coldest_ssd_class() const {
+  std::optional<ClassId> found;
+  double coldest = 0;
+  for (ClassId klass = 0; klass < ssd_->slots().class_count(); ++klass) {
+    const auto here = ssd_->heat().coldest(SsdBooks::group_of(klass));
+    if (!here || (found && *here >= coldest)) continue;
+    found = klass;
+    coldest = *here;
+  }
+  return found;
 }
 
 bool Store::evict_from_ssd(ClassId klass, Seconds now) {
@@ -223,10 +254,11 @@ void Store::free_ssd_ahead(Seconds now) {
   }
   const std::uint64_t entries_max = ssd_->options().facts.entries_max;
   const std::uint64_t ahead = std::min(kEntriesAhead, entries_max / 8 + 1);
-  for (ClassId klass = 0; klass < slots.class_count(); ++klass)
-    while (ssd_->entries() - std::min(ssd_->entries(), std::uint64_t{ssd_->doomed()}) + ahead >
-           entries_max)
-      if (!evict_from_ssd(klass, now)) break;
+  while (ssd_->entries() - std::min(ssd_->entries(), std::uint64_t{ssd_->doomed()}) + ahead >
+         entries_max) {
+    const auto klass = coldest_ssd_class();
+    if (!klass || !evict_from_ssd(*klass, now)) break;
+  }
 }
 
 // --- moving blocks inside the slab file ----------------------------------------------------------
@@ -254,9 +286,11 @@ bool Store::start_draining(ClassId klass, Seconds now) {
   const std::uint64_t wanted = slots.slab_slots(*donor);
   while (ssd_->coming_free(*donor) < wanted && evict_from_ssd(*donor, now)) {
   }
-  const std::vector<SlabId> emptiest = slots.emptiest(*donor, 1);
-  if (emptiest.empty()) return false;
-  draining_ = emptiest.front();
+  const std::vector<SlabId> emptiest = slots.emptiest(*donor, kSlabsLookedAt);
+  const auto whole = std::ranges::find_if(
+      emptiest, [&](SlabId slab) { return !ssd_->has_nobody(slab); });  // others never get empty
+  if (whole == emptiest.end()) return false;
+  draining_ = *whole;
   idle_moves_ = 0;
   slots.set_draining(*draining_, true);
   return true;
@@ -296,6 +330,8 @@ void Store::add_moves(const GroupLimits& limits, WriteBack& batch, Seconds now) 
   // What is left are slots that nobody may use: the slab goes back to its class as it is.
   idle_moves_ = batch.items.size() > before ? 0 : idle_moves_ + 1;
   if (!is_stuck && (is_ssd_shrinking_ || idle_moves_ < kIdleMovesMax)) return;
+  if (is_stuck && is_ssd_shrinking_ && slots.is_beyond_end(*slab))
+    return ssd_->give_up_nobodies(*slab);
   drain_later_ = kGroupsBetweenDrains;
   slots.set_draining(*slab, false);
   draining_.reset();
@@ -307,7 +343,11 @@ bool Store::add_move(BlockId record, const GroupLimits& limits, WriteBack& batch
   const auto klass = ssd_class(record);
   const auto place = ssd_->take(*klass, record, fields.bytes);
   if (!place) {
-    if (ssd_->coming_free(*klass) <= ssd_->slots().free_slots(*klass)) evict_from_ssd(*klass, now);
+    // A file that gets shorter has to lose many of them anyway.
+    std::uint32_t left = is_ssd_shrinking_ ? kEvictionsPerShrink : 1;
+    if (ssd_->coming_free(*klass) <= ssd_->slots().free_slots(*klass))
+      while (left-- > 0 && evict_from_ssd(*klass, now)) {
+      }
     return false;
   }
   const SsdPlace from = ssd_->place(record, fields.bytes);
@@ -319,6 +359,10 @@ bool Store::add_move(BlockId record, const GroupLimits& limits, WriteBack& batch
 void Store::set_ssd_units(const SsdFacts& facts) {
   ssd_->set_facts(facts);
   is_ssd_shrinking_ = true;  // or so; the next group looks
+  // Nothing more goes into what lies beyond the end.
+  SlabPool& slots = ssd_->slots();
+  for (const SlabId slab : slots.slabs_beyond(0))
+    slots.set_draining(slab, slots.is_beyond_end(slab) || slab == draining_);
 }
 
 // --- when it was used ----------------------------------------------------------------------------
@@ -341,11 +385,16 @@ void Store::add_stamps(const GroupLimits& limits, WriteBack& batch, Seconds now)
 
 // --- after the group -----------------------------------------------------------------------------
 
-void Store::group_done(const WriteBack& batch, bool committed) {
+void Store::group_done(const WriteBack& batch, bool committed, Seconds now) {
   ssd_->done_naming(batch.group, committed);
   ssd_->done_deleting(batch.group.deletes, committed);
   for (std::size_t i = 0; i < batch.items.size(); ++i)
     write_done(batch.group.writes[i], batch.items[i]);
+  // A device that takes some of it may take the rest. Each failure counts, so this comes to an end.
+  if (std::ranges::any_of(batch.group.writes, &SsdWrite::written)) queue_unwritten();
+  // Else a slab that holds such a block would be emptied for ever.
+  for (const WriteBack::Item& item : batch.items)
+    if (item.is_unreadable) lose_ssd_copy(item.record, /*quarantine=*/true, now);
 }
 
 void Store::write_done(const SsdWrite& write, const WriteBack::Item& item) {
@@ -356,6 +405,10 @@ void Store::write_done(const SsdWrite& write, const WriteBack::Item& item) {
       ssd_->quarantine(write.place);
     else
       ssd_->give(write.place);
+    if (!item.is_move) {
+      ssd_->entry_not_added();
+      ssd_->note_unwritten(item.record);
+    }
   } else if (item.is_move) {
     ++counters_.ssd_moved;
     ssd_->set_place(item.record, write.place);
@@ -364,7 +417,6 @@ void Store::write_done(const SsdWrite& write, const WriteBack::Item& item) {
     mine.flags |= kOnSsd;
     ++on_ssd_;
     ssd_->set_place(item.record, write.place);
-    ssd_->entry_added();
     if (mine.state == State::resident) {
       ssd_->heat().regroup(item.record, SsdBooks::group_of(*ssd_class(item.record)));
       policy_->let_go(item.record);
@@ -453,14 +505,17 @@ void Store::demote(BlockId record, Seconds now) {
 }
 
 void Store::lose_ssd_copy(BlockId record, bool quarantine, Seconds now) {
-  if (!is_on_ssd(record)) return;
-  ++counters_.ssd_lost;
+  const Private& mine = private_[record];
+  // One that is gone already loses its copy with its last pin.
+  if (mine.state != State::resident || !is_on_ssd(record)) return;
   if (quarantine) ssd_->condemn(ssd_place(record));
-  if (private_[record].state != State::resident) return;  // its last pin takes it away
-  if (is_in_dram(record))
-    drop_ssd_copy(record);
-  else
-    retire(record, Leave::removed, now);
+  // On its way to another slot, with bytes that are compared, or from DRAM.
+  if ((mine.flags & kWriting) != 0) return;
+  ++counters_.ssd_lost;
+  if (!is_in_dram(record)) return retire(record, Leave::removed, now);
+  ssd_->heat().let_go(record);  // children there must not name a parent that is not
+  drop_ssd_copy(record);
+  write_soon(record);
 }
 
 Hash128 Store::sum_of(BlockId record) const { return index_->sum(record); }
