@@ -421,7 +421,7 @@ def test_the_tier_is_allocated_at_once_and_never_grows(tmp_path: Path) -> None:
 
 
 def test_a_resize_without_a_tier_is_refused() -> None:
-    with opened() as pool, pytest.raises(BadArgument, match="ssd"):
+    with opened() as pool, pytest.raises(BadArgument, match="no SSD tier"):
         pool.resize(ssd_capacity="1GiB")
 
 
