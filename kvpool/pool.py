@@ -207,7 +207,7 @@ class Pool:
         loss; under `relaxed` too. False: the time ran out, or the tier takes nothing more
         (stats()["ssd_read_only_reason"]). True at once without an SSD tier. Releases the GIL.
         """
-        return self._node.flush(timeout)
+        return self._node.flush(check_number("timeout", timeout, 0, TIMEOUT_S_MAX))
 
     def trim(self) -> None:
         """Give memory that holds no block back to the system now."""

@@ -44,6 +44,7 @@ def without_watching(_step: str, requests):
 
 
 def options(path: Path, **changed) -> PoolOptions:
+    path.mkdir(exist_ok=True)
     tier = TierOptions(path / "tier", SSD_BLOCKS, **{"admit": "all", **changed})
     return PoolOptions("temperature", DRAM_BLOCKS, BLOCK_BYTES, ssd=tier)
 
@@ -140,9 +141,10 @@ def test_a_tier_of_n_blocks_holds_n_blocks(tmp_path: Path, blocks: int, block_by
         space = pool.namespace(
             kvpool.Manifest(model="m", layout="opaque", block_tokens=1, block_bytes=block_bytes)
         )
-        data = bytes(64 * block_bytes)
-        for start in range(0, blocks, 64):
-            some = keys_of(range(start, min(start + 64, blocks)))
+        together = max(1, min(64, (4 << 20) // block_bytes))
+        data = bytes(together * block_bytes)
+        for start in range(0, blocks, together):
+            some = keys_of(range(start, min(start + together, blocks)))
             space.put(some, data[: len(some) * block_bytes])
             assert pool.flush()
         stats = pool.stats()
@@ -377,7 +379,7 @@ def test_the_demo_restarts_and_hits_on_every_tier(
 
 def test_the_demo_without_room_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     small_demo(monkeypatch)
-    monkeypatch.setattr(demo, "SSD_BLOCKS", 1 << 34)
+    monkeypatch.setattr(demo, "SSD_BLOCKS", 1 << 30)
     with pytest.raises(demo.NoRoom, match="free, and the part with an SSD tier needs"):
         demo.with_ssd(WORKLOAD, without_watching)
     monkeypatch.setattr(demo, "demo", lambda *_: [Score("belady", 500, 5, 9, 5, 1, 0.5)])
