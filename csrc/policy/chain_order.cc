@@ -55,7 +55,9 @@ void ChainOrder::let_go(BlockId id) {
   KVP_CHECK(is_resident(id));
   Node& node = nodes_[id];
   if (state(node) == kOrdered || node.place == 0 || epoch_ >= kEpochMax) return;
-  // Younger than its children, it is no parent of theirs; its own parent stays older than it.
+  // Younger than its children, it is no parent of theirs. A parent that had let go of this one
+  // before must not seem an older one now.
+  if (parent_of(node) == kNoBlock) node.parent = kNoBlock;
   node.epoch = ++epoch_ & kEpochMax;
   is_epoch_used_ = true;
   if (state(node) == kInner)

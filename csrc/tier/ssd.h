@@ -68,7 +68,8 @@ struct SsdWrite {
   Hash128 sum, parent;
   float heat = 0;
   std::uint32_t stamp_s = 0;
-  // slot_bytes() readable bytes at a multiple of 4096, unchanged until commit() returns.
+  // slot_bytes() readable bytes at a multiple of 4096, unchanged until commit() returns; nullptr:
+  // there are none after all, and nothing is written.
   const std::byte* payload = nullptr;
   std::uint32_t after = kNone;  // index in the group of the write this one is useless without
   bool written = false;         // out: false = its slot could not be written; nothing refers to it
@@ -139,7 +140,8 @@ class SsdReads {
   struct Item {
     SsdPlace place;
     Hash128 sum;
-    std::byte* into = nullptr;  // slot_bytes() at a multiple of 4096; holds anything unless whole
+    std::byte* into =
+        nullptr;  // nullptr fails; slot_bytes() at a multiple of 4096; holds anything unless whole
     std::atomic<ReadOutcome> outcome{ReadOutcome::pending};
     std::atomic<std::uint32_t> pieces_left{0};
     std::atomic<bool> io_failed{false};

@@ -23,8 +23,13 @@ void write_piece(const IoTask& task) {
   writing.batch->one_done();
 }
 
-std::size_t pieces_of(const SsdPlace& place) {
-  return (place.slot_bytes() + kIoPieceBytes - 1) / kIoPieceBytes;
+// What its owner could not provide is not written.
+std::uint64_t bytes_of(const SsdWrite& write) {
+  return write.payload == nullptr ? 0 : write.place.slot_bytes();
+}
+
+std::size_t pieces_of(const SsdWrite& write) {
+  return (bytes_of(write) + kIoPieceBytes - 1) / kIoPieceBytes;
 }
 
 void write_nothing(SsdGroup& group) {
@@ -60,12 +65,11 @@ void Ssd::Parts::write_payloads(SsdGroup& group) {
   std::vector<Writing> writings(group.writes.size());
   std::vector<IoTask> tasks;
   std::size_t pieces = 0;
-  for (const SsdWrite& write : group.writes) pieces += pieces_of(write.place);
-  if (pieces == 0) return;
+  for (const SsdWrite& write : group.writes) pieces += pieces_of(write);
   tasks.reserve(pieces);
   IoBatch batch(pieces);
   for (std::size_t i = 0; i < writings.size(); ++i) {
-    const std::uint64_t bytes = group.writes[i].place.slot_bytes();
+    const std::uint64_t bytes = bytes_of(group.writes[i]);
     writings[i].slabs = slabs.get();
     writings[i].write = &group.writes[i];
     writings[i].batch = &batch;
@@ -74,7 +78,7 @@ void Ssd::Parts::write_payloads(SsdGroup& group) {
           {write_piece, nullptr, &writings[i], at, std::min(kIoPieceBytes, bytes - at), nullptr});
   }
   pool->submit(IoPool::Kind::write, tasks);
-  batch.wait();
+  if (pieces > 0) batch.wait();
 
   for (std::size_t i = 0; i < writings.size(); ++i) {
     SsdWrite& write = group.writes[i];
@@ -83,8 +87,8 @@ void Ssd::Parts::write_payloads(SsdGroup& group) {
     if (write.failed_io) count_fault(write_faults, std::strerror(error));
     // Parents come first, so a chain falls out in one pass.
     KVP_CHECK(write.after == SsdWrite::kNone || write.after < i);
-    write.written =
-        !write.failed_io && (write.after == SsdWrite::kNone || group.writes[write.after].written);
+    write.written = write.payload != nullptr && !write.failed_io &&
+                    (write.after == SsdWrite::kNone || group.writes[write.after].written);
   }
 }
 

@@ -66,11 +66,13 @@ void Ssd::read(const std::shared_ptr<SsdReads>& reads) {
   }
   for (SsdReads::Item& item : reads->items) {
     const std::uint64_t bytes = item.place.slot_bytes();
-    const std::uint64_t pieces = (bytes + kIoPieceBytes - 1) / kIoPieceBytes;
+    const std::uint64_t pieces =
+        item.into == nullptr ? 0 : (bytes + kIoPieceBytes - 1) / kIoPieceBytes;
     item.pieces_left.store(static_cast<std::uint32_t>(pieces), std::memory_order_relaxed);
-    if (pieces == 0) {  // no block is empty: the place is wrong
+    if (pieces == 0) {  // no block is empty: nowhere to read it to, or the place is wrong
       item.io_failed.store(true, std::memory_order_relaxed);
       parts_->end_read(*reads, item);
+      continue;
     }
     for (std::uint64_t at = 0; at < bytes; at += kIoPieceBytes)
       tasks.push_back(
