@@ -52,7 +52,7 @@ def check_every_block(pool: kvpool.Pool) -> None:
         out = np.zeros(space.block_bytes, np.uint8)
         for block in blocks:
             assert space.get_into([bytes.fromhex(block["key"])], out) == 1
-            assert hashlib.sha256(out).hexdigest() == block["sha256"]
+            assert hashlib.sha256(out.tobytes()).hexdigest() == block["sha256"]
 
 
 def test_every_block_comes_back_with_its_bytes(tier: Path) -> None:
