@@ -39,11 +39,17 @@ SPACES: dict[str, dict[str, Any]] = {
         "block_bytes": 4096,
     },
 }
-CHAIN, BRANCH_AT, BRANCH = 8, 3, 4
+CHAIN, BRANCH_AT, BRANCH = 60, 3, 4  # more entries than one page of the index holds
+PAGE_BYTES, TILE_BYTES = 4096, 64
 
 
 def payload(key: bytes, block_bytes: int) -> bytes:
-    return hashlib.shake_256(key).digest(block_bytes)
+    """No two pages alike, of this block or others; but each compresses well."""
+    tiles = [
+        hashlib.shake_256(key + bytes([page])).digest(TILE_BYTES)
+        for page in range(-(-block_bytes // PAGE_BYTES))
+    ]
+    return b"".join(tile * (PAGE_BYTES // TILE_BYTES) for tile in tiles)[:block_bytes]
 
 
 def put(space: kvpool.Namespace, keys: list[bytes], parent: bytes | None = None) -> list[Any]:

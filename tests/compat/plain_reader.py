@@ -67,6 +67,7 @@ def walk(index: bytes, tree: bytes) -> Iterator[tuple[bytes, bytes]]:
 def walk_page(index: bytes, number: int) -> Iterator[tuple[bytes, bytes]]:
     page = index[number * PAGE : (number + 1) * PAGE]
     kind, lower = struct.unpack_from("<10xHH", page)
+    assert number == struct.unpack_from("<Q", page)[0]
     assert kind in (BRANCH, LEAF)
     for (at,) in struct.iter_unpack("<H", page[16:lower]):
         low, high, flags, key_bytes = struct.unpack_from("<HHHH", page, at)

@@ -126,7 +126,7 @@ def test_a_use_is_written_as_heat(tier: Path) -> None:
     heat = {block.hash.hex(): block.heat for block in plain_reader.read_blocks(index, slabs)}
     used, fresh = CONTENTS["namespaces"]
     assert heat[used["blocks"][0]["key"]] > 1.5  # put, and used once
-    assert 0 < heat[fresh["blocks"][0]["key"]] <= 1
+    assert 0 < heat[fresh["blocks"][0]["key"]] < 1.5
 
 
 # --- another version -----------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def rewrite_version(path: Path, version: int) -> None:
     path.write_bytes(data.replace(MAGIC_AND_VERSION, b"KVPSSD1\0" + struct.pack("<I", version)))
 
 
-@pytest.mark.parametrize(("file", "name"), [("slabs", "slab file"), ("index.mdb", "index.mdb")])
+@pytest.mark.parametrize(("file", "name"), [("slabs", "slab file"), ("index.mdb", "index")])
 def test_version_2_is_refused_by_name_and_left_as_it_is(tier: Path, file: str, name: str) -> None:
     rewrite_version(tier / file, 2)
     before = plain_reader.read_files(tier)
