@@ -16,6 +16,7 @@ NB_MODULE(_core, m) {
   kvpool::bind_replay(m);
   kvpool::bind_layers(m);
   kvpool::bind_pinned(m);
+  kvpool::bind_ssd_scan(m);
   kvpool::bind_node(m);
   kvpool::bind_space(m);
   kvpool::bind_raw_disk(m);

@@ -194,6 +194,8 @@ class Node {
   using Lock = std::unique_lock<std::mutex>;
   // From so many bytes on a group goes out at once; smaller ones wait kLinger for company.
   static constexpr std::uint64_t kGroupBytes = 16ull << 20;
+  // Of a put that will wait for it: the disk starts while the rest is being copied.
+  static constexpr std::uint64_t kDurableGroupBytes = 4ull << 20;
 
   Node(const NodeOptions& options, std::unique_ptr<Store> store, std::shared_ptr<const Clock> clock,
        std::unique_ptr<FaultPoints> faults);

@@ -105,7 +105,7 @@ PutStatus Node::store_block(Lock& lock, Call& call, std::size_t index, BlockSour
   call.pin(reserved.record);
   put_bytes_.fetch_add(call.request.space.block_bytes, std::memory_order_relaxed);
   queued_bytes_ += call.request.space.block_bytes;
-  if (tier_ && queued_bytes_ >= kGroupBytes) wake_writer();
+  if (tier_ && queued_bytes_ >= (is_durable() ? kDurableGroupBytes : kGroupBytes)) wake_writer();
   return PutStatus::stored;
 }
 

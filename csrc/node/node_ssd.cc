@@ -67,7 +67,8 @@ void Node::write_back() {
   while (!writer_ends_) {
     if (resize_ssd_to_ != 0) carry_out_resize(lock);
     const auto is_urgent = [&] {
-      return writer_ends_ || urgent_ > 0 || resize_ssd_to_ != 0 || queued_bytes_ >= kGroupBytes ||
+      return writer_ends_ || urgent_ > 0 || resize_ssd_to_ != 0 ||
+             queued_bytes_ >= (is_durable() ? kDurableGroupBytes : kGroupBytes) ||
              store_->ssd().queued() >= kGroupBlocks;
     };
     if (tier_->is_read_only() || !store_->has_group_work()) {

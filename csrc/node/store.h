@@ -324,6 +324,7 @@ class Store {
   std::unique_ptr<SsdBooks> ssd_;
   bool takes_writes_ = false;  // the SSD tier
   bool is_ssd_shrinking_ = false;
+  std::uint32_t idle_moves_ = 0, drain_later_ = 0;
   std::optional<SlabId> draining_;  // of the slab file: its blocks are being moved out
   std::unordered_map<std::uint32_t, Namespace*> restoring_;  // by number, during restore
   std::vector<std::uint32_t> steal_later_;  // per class: reservations to wait before trying again

@@ -12,6 +12,10 @@ namespace {
 constexpr std::size_t kDeletesPerGroup = 2048;
 constexpr std::size_t kStampsPerGroup = 256;  // each may dirty a page of the index of its own
 constexpr std::uint64_t kEntriesAhead = 256;
+// Groups that moved nothing out of a slab before it is left alone, and until the next try: somebody
+// may look at a removed block in it for hours.
+constexpr std::uint32_t kIdleMovesMax = 8;
+constexpr std::uint32_t kGroupsBetweenDrains = 64;
 
 }  // namespace
 
@@ -232,6 +236,10 @@ void Store::free_ssd_ahead(Seconds now) {
 bool Store::start_draining(ClassId klass, Seconds now) {
   SlabPool& slots = ssd_->slots();
   if (draining_ || ssd_->can_add_slab(klass)) return draining_.has_value();
+  if (drain_later_ > 0) {
+    --drain_later_;
+    return false;
+  }
   const Policy& heat = ssd_->heat();
   const auto own = heat.coldest(SsdBooks::group_of(klass));
   std::optional<ClassId> donor;
@@ -249,6 +257,7 @@ bool Store::start_draining(ClassId klass, Seconds now) {
   const std::vector<SlabId> emptiest = slots.emptiest(*donor, 1);
   if (emptiest.empty()) return false;
   draining_ = emptiest.front();
+  idle_moves_ = 0;
   slots.set_draining(*draining_, true);
   return true;
 }
@@ -272,6 +281,7 @@ void Store::add_moves(const GroupLimits& limits, WriteBack& batch, Seconds now) 
   const auto slab = slab_to_empty();
   if (!slab) return;
   SlabPool& slots = ssd_->slots();
+  const std::size_t before = batch.items.size();
   bool is_stuck = true;
   for (const std::uint32_t owner : slots.owners(*slab)) {
     if (batch.items.size() >= limits.blocks || batch.bytes >= limits.bytes) return;
@@ -284,7 +294,9 @@ void Store::add_moves(const GroupLimits& limits, WriteBack& batch, Seconds now) 
     add_move(owner, limits, batch, now);
   }
   // What is left are slots that nobody may use: the slab goes back to its class as it is.
-  if (!is_stuck) return;
+  idle_moves_ = batch.items.size() > before ? 0 : idle_moves_ + 1;
+  if (!is_stuck && (is_ssd_shrinking_ || idle_moves_ < kIdleMovesMax)) return;
+  drain_later_ = kGroupsBetweenDrains;
   slots.set_draining(*slab, false);
   draining_.reset();
 }

@@ -1,10 +1,10 @@
 #include <fcntl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <utility>
 
+#include "tier/descriptor.h"
 #include "tier/index_parts.h"
 
 namespace kvpool {
@@ -119,7 +119,7 @@ TierMeta meta_after(const TierMeta& before, const SsdGroup& group) {
 template <typename Step>
 Result<void> commit_with(IndexStore::Parts& parts, TierMeta meta, const Step& step) {
   if (parts.is_broken)
-    return fail(Code::no_resource, parts.path + ": no commit after one with an unknown end");
+    return fail(Code::no_resource, "index file: no commit after one with an unknown end");
   IndexTxn txn(parts.env, 0);
   if (txn.begin_code() != 0) {
     parts.is_broken = txn.begin_code() == MDB_PANIC;
@@ -155,17 +155,16 @@ Result<void> IndexStore::apply(const SsdGroup& group, const std::vector<BlockKey
 Result<void> IndexStore::grow(std::uint64_t index_bytes, std::uint64_t capacity_bytes,
                               std::uint64_t units) {
   if (parts_->is_broken)
-    return fail(Code::no_resource, parts_->path + ": not resized after a commit that failed");
+    return fail(Code::no_resource, "index file: not resized after a commit that failed");
   TierMeta meta = parts_->meta;
   meta.capacity_bytes = capacity_bytes;
   meta.units = units;
   if (index_bytes > meta.index_bytes) {
-    const int fd = ::open(parts_->path.c_str(), O_RDWR | O_CLOEXEC);
-    if (fd < 0) return std::unexpected(parts_->error(errno, "cannot be opened"));
-    const int code = posix_fallocate(fd, 0, static_cast<off_t>(index_bytes));
+    const Descriptor file(::open(parts_->path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
+    if (!file.is_open()) return std::unexpected(parts_->error(errno, "cannot be opened"));
+    const int code = posix_fallocate(file.get(), 0, static_cast<off_t>(index_bytes));
     // A full disk leaves what it could give: it is given back.
-    if (code != 0 && ::ftruncate(fd, static_cast<off_t>(meta.index_bytes)) != 0) errno = 0;
-    ::close(fd);
+    if (code != 0) (void)!ftruncate(file.get(), static_cast<off_t>(meta.index_bytes));
     if (code != 0) return std::unexpected(parts_->error(code, "cannot grow"));
     if (const int mapped = mdb_env_set_mapsize(parts_->env, index_bytes)) {
       parts_->is_broken = true;  // the old map is gone

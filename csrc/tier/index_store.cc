@@ -6,9 +6,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <string_view>
 #include <utility>
 
 #include "block/checksum.h"
+#include "tier/descriptor.h"
 #include "tier/index_check.h"
 #include "tier/index_parts.h"
 
@@ -18,24 +20,11 @@ namespace {
 constexpr std::uint64_t kIndexPageBytes = 4096;
 constexpr unsigned kReadersMax = 126;
 constexpr MDB_dbi kDatabasesMax = 8;
+constexpr std::string_view kFile = "index file: ";
 constexpr const char* kRemedy = "; moving the directory away or removing it starts an empty tier";
 
-class File {
- public:
-  File(const std::string& path, int flags) : fd_(::open(path.c_str(), flags | O_CLOEXEC, 0600)) {}
-  ~File() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  int fd() const { return fd_; }
-
- private:
-  int fd_;
-};
-
-Error refused(const std::string& path, const std::string& what) {
-  return {Code::refused, path + " " + what + kRemedy};
+Error refused(const std::string& what) {
+  return {Code::refused, std::string(kFile) + what + kRemedy};
 }
 
 Hash128 sum_of(const TierMeta& meta) { return checksum(&meta, offsetof(TierMeta, sum)); }
@@ -83,7 +72,7 @@ std::uint32_t entry_check(const BlockKey& key, const BlockEntry& entry) {
 }
 
 Error IndexStore::Parts::error(int code, const std::string& doing) const {
-  const std::string message = path + ": " + doing + ": " + mdb_strerror(code);
+  const std::string message = std::string(kFile) + doing + ": " + mdb_strerror(code);
   switch (code) {
     case EACCES:
     case EPERM:
@@ -172,13 +161,13 @@ Result<void> read_meta(IndexStore::Parts& parts) {
     return std::unexpected(parts.error(txn.begin_code(), "cannot be read"));
   const int opened = open_databases(parts, txn, 0);
   if (opened == MDB_NOTFOUND || opened == MDB_INCOMPATIBLE)
-    return std::unexpected(refused(parts.path, "is not the index of a kvpool tier"));
+    return std::unexpected(refused("is not the index of a kvpool tier"));
   if (opened != 0) return std::unexpected(parts.error(opened, "cannot be read"));
   MDB_val key = value_of(kMetaKey), value;
   if (const int code = mdb_get(txn, parts.meta_db, &key, &value))
     return std::unexpected(parts.error(code, "its meta record cannot be read"));
   const std::string flaw = flaw_of(value, parts.meta);
-  if (!flaw.empty()) return std::unexpected(refused(parts.path, flaw));
+  if (!flaw.empty()) return std::unexpected(refused(flaw));
   txn.commit();  // keeps the handles of the databases
   return {};
 }
@@ -193,9 +182,10 @@ Result<std::unique_ptr<IndexStore>> IndexStore::create(const std::string& path,
   if (meta.index_bytes % kIndexPageBytes != 0 || entries_max(meta.index_bytes) == 0)
     return fail(Code::bad_argument, "an index of " + std::to_string(meta.index_bytes) +
                                         " bytes is too small, or not in whole pages");
-  const File file(path, O_CREAT | O_EXCL | O_RDWR);
-  if (file.fd() < 0) return std::unexpected(parts->error(errno, "cannot be created"));
-  if (const auto formatted = format(*parts, file.fd(), relaxed); !formatted) {
+  const Descriptor file(
+      ::open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_NOFOLLOW | O_CLOEXEC, 0600));
+  if (!file.is_open()) return std::unexpected(parts->error(errno, "cannot be created"));
+  if (const auto formatted = format(*parts, file.get(), relaxed); !formatted) {
     parts.reset();
     ::unlink(path.c_str());
     ::unlink((path + "-lock").c_str());
@@ -210,15 +200,16 @@ Result<std::unique_ptr<IndexStore>> IndexStore::open(const std::string& path, bo
   auto parts = std::make_unique<Parts>();
   parts->path = path;
   const bool writes = access == Access::write;
-  const File file(path, writes ? O_RDWR : O_RDONLY);
-  if (file.fd() < 0) return std::unexpected(parts->error(errno, "cannot be opened"));
+  const Descriptor file(
+      ::open(path.c_str(), (writes ? O_RDWR : O_RDONLY) | O_NOFOLLOW | O_CLOEXEC));
+  if (!file.is_open()) return std::unexpected(parts->error(errno, "cannot be opened"));
   struct stat status;
-  if (::fstat(file.fd(), &status) != 0)
+  if (::fstat(file.get(), &status) != 0)
     return std::unexpected(parts->error(errno, "cannot be opened"));
-  if (const auto checked = check_index(file.fd()); !checked) {
+  if (const auto checked = check_index(file.get()); !checked) {
     if (checked.error().code == Code::refused)
-      return std::unexpected(refused(path, checked.error().message));
-    return fail(checked.error().code, path + " " + checked.error().message);
+      return std::unexpected(refused(checked.error().message));
+    return fail(checked.error().code, std::string(kFile) + checked.error().message);
   }
   const auto bytes = static_cast<std::uint64_t>(status.st_size) / kIndexPageBytes * kIndexPageBytes;
 
@@ -229,14 +220,13 @@ Result<std::unique_ptr<IndexStore>> IndexStore::open(const std::string& path, bo
   if (writes) mdb_reader_check(parts->env, nullptr);
   if (const auto read = read_meta(*parts); !read) return std::unexpected(read.error());
   if (bytes < parts->meta.index_bytes)
-    return std::unexpected(refused(path, "is cut short: it has " + std::to_string(bytes) +
-                                             " bytes of " +
-                                             std::to_string(parts->meta.index_bytes)));
+    return std::unexpected(refused("is cut short: it has " + std::to_string(bytes) + " bytes of " +
+                                   std::to_string(parts->meta.index_bytes)));
   // Larger: a growth was under way when the process ended.
   parts->meta.index_bytes = bytes;
   // What was copied by a tool that leaves holes gets its room back before anything relies on it.
   if (writes)
-    if (const int code = posix_fallocate(file.fd(), 0, static_cast<off_t>(bytes)))
+    if (const int code = posix_fallocate(file.get(), 0, static_cast<off_t>(bytes)))
       return std::unexpected(parts->error(code, "cannot get its full size on the disk"));
   parts->refresh_figures(0);
   return std::unique_ptr<IndexStore>(new IndexStore(std::move(parts)));

@@ -18,7 +18,7 @@
 namespace kvpool {
 namespace {
 
-using test::ScratchDir;
+using test::TempDirectory;
 constexpr std::uint64_t kMiB = 1 << 20, kPage = lmdb::kPageBytes;
 using Image = std::vector<std::byte>;
 
@@ -116,7 +116,7 @@ class History {
 };
 
 TEST_CASE("ssd index check: no file that LMDB has written is refused") {
-  const ScratchDir dir;
+  const TempDirectory dir;
   test::Random random("ssd index check: no file");
   History history(dir / "index.mdb", 8 * kMiB, random);
   CHECK(flaw_of(dir / "index.mdb") == "");
@@ -135,7 +135,7 @@ TEST_CASE("ssd index check: no file that LMDB has written is refused") {
 }
 
 TEST_CASE("ssd index check: each damage is refused in words") {
-  const ScratchDir dir;
+  const TempDirectory dir;
   test::Random random("ssd index check: each damage");
   History history(dir / "index.mdb", 4 * kMiB, random);
   for (int i = 0; i < 6; ++i) history.step(100, 400);
@@ -347,7 +347,7 @@ int use(const std::string& path, const std::set<std::string>& ever, test::Random
 }
 
 void damage_many(const char* name, std::uint64_t bytes, std::size_t entries, std::size_t mutants) {
-  const ScratchDir dir(ScratchDir::On::memory);
+  const TempDirectory dir(test::memory_folder());
   test::Random random(name);
   History history(dir / "index.mdb", bytes, random);
   while (history.size() < entries) history.step(entries / 16, entries / 4);

@@ -16,7 +16,7 @@
 namespace kvpool {
 namespace {
 
-using test::ScratchDir;
+using test::TempDirectory;
 constexpr std::uint64_t kMiB = 1 << 20;
 
 std::unique_ptr<IndexStore> created(const std::string& path, std::uint64_t bytes = 4 * kMiB) {
@@ -55,7 +55,7 @@ Entries entries_of(const IndexStore& store) {
 }
 
 TEST_CASE("ssd index: a group is there after a reopen, as it was given") {
-  const ScratchDir dir;
+  const TempDirectory dir;
   test::Random random("ssd index: a group is there");
   SsdGroup group;
   group.new_spaces = {{7, test::random_hash(random), 65536}, {9, test::random_hash(random), 4096}};
@@ -102,7 +102,7 @@ TEST_CASE("ssd index: a group is there after a reopen, as it was given") {
 }
 
 TEST_CASE("ssd index: deletes and stamps touch only an entry that names their place") {
-  const ScratchDir dir;
+  const TempDirectory dir;
   test::Random random("ssd index: deletes and stamps");
   const auto store = created(dir / "index.mdb");
   SsdGroup first;
@@ -134,7 +134,7 @@ TEST_CASE("ssd index: deletes and stamps touch only an entry that names their pl
 }
 
 TEST_CASE("ssd index: what a commit writes is counted in pages") {
-  const ScratchDir dir;
+  const TempDirectory dir;
   test::Random random("ssd index: what a commit writes");
   const auto store = created(dir / "index.mdb");
   SsdGroup group;
@@ -158,7 +158,7 @@ TEST_CASE("ssd index: what a commit writes is counted in pages") {
 }
 
 TEST_CASE("ssd index: growing keeps everything and is there after a reopen") {
-  const ScratchDir dir;
+  const TempDirectory dir;
   test::Random random("ssd index: growing");
   {
     const auto store = created(dir / "index.mdb");
@@ -180,7 +180,7 @@ TEST_CASE("ssd index: growing keeps everything and is there after a reopen") {
 }
 
 TEST_CASE("ssd index: what is not one is refused, and says what to do") {
-  const ScratchDir dir;
+  const TempDirectory dir;
   const std::string path = dir / "index.mdb";
   CHECK(has(refusal(path), "No such file"));
   created(path).reset();
@@ -195,7 +195,7 @@ TEST_CASE("ssd index: what is not one is refused, and says what to do") {
 }
 
 TEST_CASE("ssd index: the disk's refusal to write ends commits for good, in one place") {
-  const ScratchDir dir;
+  const TempDirectory dir;
   const auto status = test::status_of_child([&] {
     test::Random random("ssd index: the disk's refusal");
     auto store = IndexStore::create(dir / "index.mdb", test::meta_of(4 * kMiB), false);
@@ -298,7 +298,7 @@ class Churn {
   }
 
  private:
-  ScratchDir dir_;
+  TempDirectory dir_;
   std::unique_ptr<IndexStore> store_;
   std::size_t most_;
   std::uint64_t bytes_;

@@ -1,4 +1,4 @@
-// A directory that goes away, and groups of made-up blocks for the tests of the SSD index.
+// Groups of made-up blocks for the tests of the SSD index.
 #pragma once
 #include <doctest/doctest.h>
 
@@ -10,31 +10,15 @@
 
 #include "block_random.h"
 #include "tier/index_store.h"
+#include "tier_files.h"
 
 namespace kvpool::test {
 
-class ScratchDir {
- public:
-  // In memory, thousands of commits take no time; it is as good as a disk unless that is the point.
-  enum class On { disk, memory };
-  explicit ScratchDir(On on = On::disk) {
-    const std::filesystem::path memory = "/dev/shm";
-    const auto folder = on == On::memory && std::filesystem::is_directory(memory)
-                            ? memory
-                            : std::filesystem::temp_directory_path();
-    std::string name = (folder / "kvpool-index-XXXXXX").string();
-    REQUIRE(::mkdtemp(name.data()) != nullptr);
-    path_ = name;
-  }
-  ~ScratchDir() { std::filesystem::remove_all(path_); }
-  ScratchDir(const ScratchDir&) = delete;
-  ScratchDir& operator=(const ScratchDir&) = delete;
-  std::string operator/(const char* name) const { return (path_ / name).string(); }
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
+// In memory, thousands of commits take no time; it is as good as a disk unless that is the point.
+inline std::string memory_folder() {
+  const std::filesystem::path memory = "/dev/shm";
+  return std::filesystem::is_directory(memory) ? memory : std::filesystem::temp_directory_path();
+}
 
 inline TierMeta meta_of(std::uint64_t index_bytes, std::uint64_t units = 1 << 20) {
   TierMeta meta;
