@@ -70,7 +70,7 @@ struct WriteBack {
   struct Item {  // one per write of the group
     BlockId record = kNoBlock;
     bool is_move = false;
-    SsdPlace from;  // is_move: where the bytes are, unless they are in DRAM as well
+    SsdPlace from;               // is_move: where the bytes are, unless they are in DRAM as well
     bool is_unreadable = false;  // is_move: they are not there any more
   };
   SsdGroup group;
