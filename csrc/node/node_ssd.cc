@@ -198,11 +198,11 @@ Result<std::uint64_t> Node::resize_ssd(std::uint64_t capacity_bytes, Deadline de
     return fail(Code::bad_argument, "the SSD tier cannot be resized to 0 bytes");
   const std::uint64_t units_max = store_->ssd().options().units_max;
   if (tier_->units_for(capacity_bytes) > units_max)
-    return fail(Code::bad_argument, "the SSD tier was opened with a capacity of " +
-                                        std::to_string(tier_->facts().capacity_bytes) +
-                                        " bytes and cannot grow beyond " +
+    return fail(Code::bad_argument, "a capacity of " + std::to_string(capacity_bytes) +
+                                        " bytes is too much for now: until it is opened again the "
+                                        "SSD tier can grow to " +
                                         std::to_string(units_max * kUnitBytes) +
-                                        " bytes of payload before it is opened again");
+                                        " bytes of payload, four times what it began with");
   ssd_resized_.reset();
   resize_ssd_to_ = capacity_bytes;
   const Urgent urgent(*this);
