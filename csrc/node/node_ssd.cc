@@ -16,7 +16,7 @@ constexpr auto kLookEvery = 100ms;  // an idle writer
 constexpr auto kStuckPause = 2ms;   // work is left, but not for now: pins, draining
 constexpr auto kLastStamps = 2s;    // of a closing tier
 constexpr std::size_t kGroupBlocks = 256;
-constexpr std::byte kZeros[kPageBytes] = {};  // more than a slot is longer than its block
+constexpr std::byte kZeros[kPageBytes] = {};     // more than a slot is longer than its block
 constexpr std::uint64_t kGroupShareInverse = 8;  // of DRAM: what is being written cannot be evicted
 
 // Heat left of heat 1, so many seconds later. A clock that went back counts as none passed.
@@ -91,9 +91,9 @@ void Node::write_back() {
 Store::GroupLimits Node::group_limits() const {
   const std::uint64_t blocks_limit = store_->blocks_limit();
   const std::uint64_t blocks =
-      blocks_limit == 0 ? kGroupBlocks
-                        : std::clamp<std::uint64_t>(blocks_limit / kGroupShareInverse, 1,
-                                                    kGroupBlocks);
+      blocks_limit == 0
+          ? kGroupBlocks
+          : std::clamp<std::uint64_t>(blocks_limit / kGroupShareInverse, 1, kGroupBlocks);
   return {.blocks = blocks,
           .bytes = std::min(2 * kGroupBytes, store_->bytes_limit() / kGroupShareInverse),
           .must = is_durable(),
@@ -198,11 +198,11 @@ Result<std::uint64_t> Node::resize_ssd(std::uint64_t capacity_bytes, Deadline de
     return fail(Code::bad_argument, "the SSD tier cannot be resized to 0 bytes");
   const std::uint64_t units_max = store_->ssd().options().units_max;
   if (tier_->units_for(capacity_bytes) > units_max)
-    return fail(Code::bad_argument, "the SSD tier was opened with a capacity of " +
-                                        std::to_string(tier_->facts().capacity_bytes) +
-                                        " bytes and cannot grow beyond " +
+    return fail(Code::bad_argument, "a capacity of " + std::to_string(capacity_bytes) +
+                                        " bytes is too much for now: until it is opened again the "
+                                        "SSD tier can grow to " +
                                         std::to_string(units_max * kUnitBytes) +
-                                        " bytes of payload before it is opened again");
+                                        " bytes of payload, four times what it began with");
   ssd_resized_.reset();
   resize_ssd_to_ = capacity_bytes;
   const Urgent urgent(*this);

@@ -70,7 +70,7 @@ struct WriteBack {
   struct Item {  // one per write of the group
     BlockId record = kNoBlock;
     bool is_move = false;
-    SsdPlace from;  // is_move: where the bytes are, unless they are in DRAM as well
+    SsdPlace from;               // is_move: where the bytes are, unless they are in DRAM as well
     bool is_unreadable = false;  // is_move: they are not there any more
   };
   SsdGroup group;
@@ -305,6 +305,7 @@ class Store {
   std::optional<SlabId> slab_to_empty();
   void add_moves(const GroupLimits& limits, WriteBack& batch, Seconds now);
   bool add_move(BlockId record, const GroupLimits& limits, WriteBack& batch, Seconds now);
+  void make_room_to_move(ClassId klass, Seconds now);
   void begin_write(BlockId record, const SsdPlace& place, const GroupLimits& limits,
                    WriteBack& batch, Seconds now);
   void add_stamps(const GroupLimits& limits, WriteBack& batch, Seconds now);

@@ -343,17 +343,32 @@ bool Store::add_move(BlockId record, const GroupLimits& limits, WriteBack& batch
   const auto klass = ssd_class(record);
   const auto place = ssd_->take(*klass, record, fields.bytes);
   if (!place) {
-    // A file that gets shorter has to lose many of them anyway.
-    std::uint32_t left = is_ssd_shrinking_ ? kEvictionsPerShrink : 1;
     if (ssd_->coming_free(*klass) <= ssd_->slots().free_slots(*klass))
-      while (left-- > 0 && evict_from_ssd(*klass, now)) {
-      }
+      make_room_to_move(*klass, now);
     return false;
   }
   const SsdPlace from = ssd_->place(record, fields.bytes);
   begin_write(record, *place, limits, batch, now);
   batch.items.push_back({.record = record, .is_move = true, .from = from});
   return true;
+}
+
+// A file that gets shorter has to lose many blocks anyway. Where none of the class may go, because
+// blocks that lie in DRAM alone hang on all of them, those go first.
+void Store::make_room_to_move(ClassId klass, Seconds now) {
+  std::uint32_t left = is_ssd_shrinking_ ? kEvictionsPerShrink : 1;
+  while (left > 0 && evict_from_ssd(klass, now)) --left;
+  if (!is_ssd_shrinking_ || left < kEvictionsPerShrink) return;
+  while (left > 0) {
+    const BlockId record = ssd_->heat().take_coldest(SsdBooks::kInDramOnly);
+    if (record == kNoBlock) return;
+    if (private_[record].pins_or_next > 0) {
+      private_[record].flags |= kSsdParked;
+      continue;
+    }
+    leave_dram(record, now);
+    --left;
+  }
 }
 
 void Store::set_ssd_units(const SsdFacts& facts) {
