@@ -84,6 +84,7 @@ void NodeLoad::open() {
   if (!opened) std::fprintf(stderr, "%s\n", opened.error().message.c_str());
   KVP_CHECK(opened.has_value());
   node_ = std::move(*opened);
+  if (options_.durability != Durability::relaxed) Expected::instance().promise_newest();
   for (Space& space : spaces_) name_space(space, space.id);
 }
 
