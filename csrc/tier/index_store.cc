@@ -220,8 +220,8 @@ Result<std::unique_ptr<IndexStore>> IndexStore::open(const std::string& path, bo
   if (writes) {
     mdb_reader_check(parts->env, nullptr);
     // The last commit may still be in the page cache: with `relaxed`, or of a process that was
-    // killed in it. It shows slots as free that the one before has blocks in; they are written soon,
-    // and a power cut that took it back would leave those entries with other bytes.
+    // killed in it. It leaves slots free that the one before it has blocks in; they are written
+    // soon, and a power cut that took it back would leave those entries with other bytes.
     if (const int code = mdb_env_sync(parts->env, 1))
       return std::unexpected(parts->error(code, "cannot be flushed"));
   }

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "disk.h"
 
 namespace kvpool::test {
 namespace {
@@ -174,6 +175,7 @@ extern "C" __attribute__((visibility("default"))) int mdb_txn_commit(MDB_txn* tx
   Expected& expected = Expected::instance();
   expected.commit_starts(kvpool::test::state_in(txn));
   const int code = next(txn);
+  kvpool::test::Disk::instance().moment();  // done, and nobody has been told
   expected.commit_ended(code == 0);
   return code;
 }

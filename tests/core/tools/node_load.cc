@@ -116,11 +116,11 @@ void NodeLoad::step() {
     put();
   else if (which < 85)
     get();
-  else if (which < 93)
+  else if (which < 92)
     remove();
-  else if (which < 96)
+  else if (which < 94)
     KVP_CHECK(node_->flush(never_hung()));
-  else if (which < 98)
+  else if (which < 96)
     drop();
   else
     resize();
