@@ -4,7 +4,7 @@
 //                     [--broken=B] [--policy=temperature|lru] [--images=N] [--seed=S]
 //
 // Drives a tier in D/tier, and at random moments, inside commits as well, makes an image of what a
-// power cut would leave, opens it with the real tier and looks at all of it. Prints its seed and one
+// power cut would leave, opens it with the real tier and looks at all of it. Prints its seed and a
 // line of JSON with what it found; the exit status says only whether it could look.
 //
 // Broken on purpose, to show that it would be found (load `tier`, but for the last):
