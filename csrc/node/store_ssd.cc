@@ -12,6 +12,7 @@ namespace {
 constexpr std::size_t kDeletesPerGroup = 2048;
 constexpr std::size_t kStampsPerGroup = 256;  // each may dirty a page of the index of its own
 constexpr std::uint64_t kEntriesAhead = 256;
+constexpr int kUncoverMax = 64;  // blocks of DRAM given up for one slot of the SSD
 // Groups that moved nothing out of a slab before it is left alone, and until the next try: somebody
 // may look at a removed block in it for hours.
 constexpr std::uint32_t kIdleMovesMax = 8;
@@ -193,7 +194,7 @@ Store::Added Store::make_ssd_room(BlockId record, ClassId klass, bool must, Seco
     return Added::never;
   }
   if (!is_index_full && start_draining(klass, now)) return Added::not_now;
-  return evict_from_ssd(from, now) ? Added::not_now : Added::no_room;
+  return evict_from_ssd(from, now, kUncoverMax) ? Added::not_now : Added::no_room;
 }
 
 std::optional<ClassId> Store::coldest_ssd_class() const {
@@ -208,11 +209,14 @@ std::optional<ClassId> Store::coldest_ssd_class() const {
   return found;
 }
 
-bool Store::evict_from_ssd(ClassId klass, Seconds now) {
+bool Store::evict_from_ssd(ClassId klass, Seconds now, int uncover_max) {
   Policy& heat = ssd_->heat();
   for (;;) {
     const BlockId record = heat.take_coldest(SsdBooks::group_of(klass));
-    if (record == kNoBlock) return false;
+    if (record == kNoBlock) {
+      if (uncover_max-- > 0 && drop_coldest_unwritten(now)) continue;
+      return false;
+    }
     Private& mine = private_[record];
     if (mine.pins_or_next > 0) {
       mine.flags |= kSsdParked;
@@ -225,6 +229,24 @@ bool Store::evict_from_ssd(ClassId klass, Seconds now) {
     } else {
       retire(record, Leave::evicted, now);
     }
+    return true;
+  }
+}
+
+// Every block on the SSD has a child in DRAM alone, as it comes where the SSD is no larger than
+// DRAM: then the coldest of these children goes, since it holds its whole chain on the SSD.
+bool Store::drop_coldest_unwritten(Seconds now) {
+  for (;;) {
+    const BlockId record = ssd_->heat().take_coldest(SsdBooks::kInDramOnly);
+    if (record == kNoBlock) return false;
+    Private& mine = private_[record];
+    if (mine.pins_or_next > 0) {
+      mine.flags |= kSsdParked;
+      continue;
+    }
+    ++counters_.evictions;
+    counters_.evicted_unwritten += is_due(record);
+    retire(record, Leave::evicted, now);
     return true;
   }
 }
