@@ -229,8 +229,9 @@ Result<std::uint64_t> Node::resize_ssd(std::uint64_t capacity_bytes, Deadline de
   return tier_->facts().capacity_bytes;
 }
 
-// On the writer's thread. A smaller file is emptied beyond its new end first, group by group. Leaves
-// resize_ssd_to_ as it is only where another size was asked for meanwhile, or the node closes.
+// On the writer's thread. A smaller file is emptied beyond its new end first, group by group.
+// Leaves resize_ssd_to_ as it is only where another size was asked for meanwhile, or the node
+// closes.
 void Node::carry_out_resize(Lock& lock) {
   const std::uint64_t capacity = resize_ssd_to_;
   SsdFacts facts = tier_->facts();
