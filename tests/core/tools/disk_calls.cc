@@ -1,6 +1,6 @@
-// The system calls by which the tier and LMDB 0.9 change files, in front of the C library's: defined
-// in the executable, they are what liblmdb.so finds as well. Of files that are not followed they say
-// nothing.
+// The system calls by which the tier and LMDB 0.9 change files, in front of the C library's:
+// defined in the executable, they are what liblmdb.so finds as well. Of files that are not followed
+// they say nothing.
 //
 // LMDB writes single pages with pwrite, runs of pages with lseek and writev, and its commit record
 // through a descriptor with O_DSYNC. posix_fallocate calls fallocate where nobody can see it.

@@ -4,8 +4,8 @@
 //                     [--broken=B] [--policy=temperature|lru] [--images=N] [--seed=S]
 //
 // Drives a tier in D/tier, and at random moments, inside commits as well, makes an image of what a
-// power cut would leave, opens it with the real tier and looks at all of it. Prints the seed and one
-// line of JSON with what it found; the exit status says only whether it could look.
+// power cut would leave, opens it with the real tier and looks at all of it. Prints the seed and
+// one line of JSON with what it found; the exit status says only whether it could look.
 //
 // Broken on purpose, to show that it would be found (load `tier`, but for the last):
 //   early_reuse     an extent is written again before the commit that deletes its entry
