@@ -113,6 +113,9 @@ class SlabPool {
   // From this unit on no slab is cut any more, as where a file is to end; slabs that reach beyond
   // stay until they are emptied. May be raised again, up to the addresses there are.
   void set_end(std::uint32_t units);
+  bool is_beyond_end(SlabId id) const {
+    return slabs_[id] != nullptr && slabs_[id]->first_unit + slabs_[id]->units > end_;
+  }
   // Slabs with a unit at or beyond this one, in the order they lie. O(units).
   std::vector<SlabId> slabs_beyond(std::uint32_t unit) const;
   // Takes the pages of free units away, down to `keep` units or what the limit allows, but of

@@ -94,13 +94,11 @@ Result<std::uint64_t> Node::drop_namespace(Namespace& space, Deadline deadline) 
   kick();
   if (!tier_ || !store_->ssd().drops_pending()) return blocks;
   // Until the index knows, a restart would bring these blocks back.
-  ++urgent_;
-  wake_writer();
+  const Urgent urgent(*this);
   written_.wait_until(lock, deadline, [&] {
-    return stopping_ || tier_->is_read_only() || !store_->ssd().drops_pending();
+    return writer_ends_ || tier_->is_read_only() || !store_->ssd().drops_pending();
   });
-  --urgent_;
-  if (!tier_ || !store_->ssd().drops_pending()) return blocks;
+  if (!store_->ssd().drops_pending()) return blocks;
   return fail(Code::no_resource,
               "the namespace is dropped, but the SSD tier could not be told (" +
                   (tier_->is_read_only() ? tier_->why_read_only() : std::string("no answer yet")) +

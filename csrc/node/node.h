@@ -174,8 +174,9 @@ class Node {
   // Another capacity of the SSD tier, in bytes of all its files. Growing takes the room at once;
   // shrinking moves and evicts, and goes on after the deadline. Returns the capacity now.
   Result<std::uint64_t> resize_ssd(std::uint64_t capacity_bytes, Deadline deadline);
-  // True: everything the SSD tier should have, it has. False: the deadline came first, or the tier
-  // takes no more writes.
+  // True: everything the SSD tier should have, it has; what could not be written before is tried
+  // again. False: the deadline came first, something could not be written, or the tier takes no
+  // more writes.
   bool flush(Deadline deadline);
 
   const std::byte* arena() const { return store_->arena().base(); }
@@ -194,6 +195,8 @@ class Node {
   using Lock = std::unique_lock<std::mutex>;
   // From so many bytes on a group goes out at once; smaller ones wait kLinger for company.
   static constexpr std::uint64_t kGroupBytes = 16ull << 20;
+  // Of a put that will wait for it: the disk starts while the rest is being copied.
+  static constexpr std::uint64_t kDurableGroupBytes = 4ull << 20;
 
   Node(const NodeOptions& options, std::unique_ptr<Store> store, std::shared_ptr<const Clock> clock,
        std::unique_ptr<FaultPoints> faults);
@@ -228,6 +231,7 @@ class Node {
   Store::GroupLimits group_limits() const;
   void prepare_payload(WriteBack& batch, std::vector<Bounce>& bounces);
   void carry_out_resize(Lock& lock);
+  void sync_index(Lock& lock);
   void write_last_stamps(Lock& lock);
   void wait_until_durable(Lock& lock, std::span<const BlockId> records, Deadline deadline,
                           PutStatus* statuses);
@@ -237,6 +241,23 @@ class Node {
     return tier_ != nullptr && options_.ssd.durability == Durability::durable;
   }
   void wake_writer() { write_work_.notify_one(); }
+  // Under the lock: what is queued goes out at once. Until it is gone, so does the tier not go.
+  class Urgent {
+   public:
+    explicit Urgent(Node& node) : node_(node) {
+      ++node_.urgent_;
+      node_.wake_writer();
+    }
+    ~Urgent() {
+      --node_.urgent_;
+      if (node_.writer_ends_) node_.written_.notify_all();
+    }
+    Urgent(const Urgent&) = delete;
+    Urgent& operator=(const Urgent&) = delete;
+
+   private:
+    Node& node_;
+  };
 
   void report_touches(std::span<const Found> found);
   void drain_touches();
@@ -266,10 +287,11 @@ class Node {
   std::unique_ptr<Ssd> tier_;
   std::condition_variable write_work_;  // wakes the writer
   std::condition_variable written_;     // a group ended, the tier closed, or a fetch did
-  bool writer_ends_ = false, group_under_way_ = false;
+  bool ssd_open_ = false, writer_ends_ = false, group_under_way_ = false;
   std::uint32_t urgent_ = 0;        // who waits for a commit
   std::uint64_t queued_bytes_ = 0;  // since the last group, about
   std::uint64_t resize_ssd_to_ = 0;
+  std::uint64_t syncs_asked_ = 0, syncs_done_ = 0;  // of the index, in order
   std::optional<Result<void>> ssd_resized_;
   std::uint32_t fetches_ = 0;
   std::thread writer_;

@@ -28,7 +28,8 @@ struct Node::Fetch {
     std::byte* into = nullptr;
     Store::Reserved room{};  // of DRAM, if in_slot
     bool in_slot = false;
-    bool is_whole = false;  // once settled
+    bool is_whole = false;   // once settled
+    bool has_moved = false;  // it was read where it is no more: worth another try
   };
   std::size_t index = 0;  // of the first part in the call
   std::vector<Part> parts;
@@ -64,6 +65,10 @@ void Node::find_places(Lock& lock, Fetch& fetch, bool into_dram) {
       let_others_in(lock);
       room = store_->reserve_promotion(part.record, into_dram, clock_->now());
     }
+    // Somebody else reads the block that is wanted next: it is there when they are done.
+    if (into_dram && i == 0 && room.outcome == Outcome::pending)
+      written_.wait_until(lock, fetch.deadline,
+                          [&] { return stopping_ || !store_->is_loading(part.record); });
     if (room.outcome == Outcome::reserved) {
       part.in_slot = true;
       part.room = room;
@@ -85,10 +90,14 @@ std::shared_ptr<Node::Fetch> Node::start_fetch(const Namespace& space,
   fetch->deadline = std::chrono::steady_clock::now() + options_.ssd_timeout;
   Lock lock(mutex_);
   if (stopping_ || !tier_) return nullptr;
+  ++fetches_;  // from here on the tier stays, though find_places() lets others have the lock
   choose_parts(*fetch, space, keys);
   find_places(lock, *fetch, into_dram);
-  if (fetch->parts.empty()) return nullptr;
-  ++fetches_;
+  if (fetch->parts.empty()) {
+    --fetches_;
+    written_.notify_all();
+    return nullptr;
+  }
   lock.unlock();
 
   const std::uint64_t slot_bytes = SlabPool::slot_bytes(fetch->bytes);
@@ -143,10 +152,10 @@ void Node::settle_fetch(Fetch& fetch) {
     if (part.in_slot && part.is_whole)
       part.is_whole = store_->promote(part.record, part.room.offset, now);
     if (outcome == ReadOutcome::whole) continue;
+    if (part.into == nullptr || !store_->is_on_ssd(part.record)) continue;
     // Moved inside the slab file while it was read: then its old slot proves nothing.
-    if (part.into != nullptr && store_->is_on_ssd(part.record) &&
-        store_->ssd_place(part.record) == part.place)
-      store_->lose_ssd_copy(part.record, /*quarantine=*/true, now);
+    part.has_moved = store_->ssd_place(part.record) != part.place;
+    if (!part.has_moved) store_->lose_ssd_copy(part.record, /*quarantine=*/true, now);
   }
 }
 
@@ -167,7 +176,7 @@ std::size_t Node::get_from_ssd(const Namespace& space, std::span<const Hash128> 
   for (;;) {
     while (goes_on && windows.size() < kWindows && started < keys.size()) {
       auto fetch = start_fetch(space, keys.subspan(started), index + started, false);
-      elsewhere = !fetch && started == 0;
+      if (!fetch) elsewhere |= started == 0;
       if (!fetch) break;
       started += fetch->parts.size();
       windows.push_back(std::move(fetch));
@@ -181,6 +190,7 @@ std::size_t Node::get_from_ssd(const Namespace& space, std::span<const Hash128> 
     }
     for (std::size_t i = 0; i < fetch->parts.size() && goes_on; ++i) {
       const Fetch::Part& part = fetch->parts[i];
+      elsewhere = part.has_moved;
       goes_on = part.is_whole && !faults_->fires("get.deliver") &&
                 sink.deliver_whole(fetch->index + i, {part.into, fetch->bytes});
       delivered += goes_on;
@@ -202,6 +212,7 @@ std::size_t Node::lease_from_ssd(const Namespace& space, std::span<const Hash128
     const Fetch::Part& part = fetch->parts[leased];
     leases[leased++] = {part.record, fetch->bytes, part.room.offset};
   }
+  elsewhere = leased < fetch->parts.size() && fetch->parts[leased].has_moved;
   release_fetch(*fetch, leased);
   ssd_hits_.fetch_add(leased, std::memory_order_relaxed);
   ssd_hit_bytes_.fetch_add(leased * space.block_bytes, std::memory_order_relaxed);

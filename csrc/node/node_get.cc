@@ -86,6 +86,7 @@ bool Node::get_pinned(const Namespace& space, const Hash128& key, std::size_t in
 }
 
 std::size_t Node::acquire(const Namespace& space, std::span<const Hash128> keys, Lease* leases) {
+  const auto deadline = std::chrono::steady_clock::now() + options_.ssd_timeout;
   std::size_t done = 0;
   for (int tries = kElsewhereTries; done < keys.size();) {
     const std::size_t until = std::min(keys.size(), done + kKeysPerLock);
@@ -111,7 +112,8 @@ std::size_t Node::acquire(const Namespace& space, std::span<const Hash128> keys,
     lock.unlock();
     bool elsewhere = false;
     const std::size_t fetched = lease_from_ssd(space, keys.subspan(done), leases + done, elsewhere);
-    if (fetched == 0 && (!elsewhere || --tries == 0)) break;
+    const bool is_late = std::chrono::steady_clock::now() >= deadline;
+    if (fetched == 0 && (!elsewhere || is_late || --tries == 0)) break;
     done += fetched;
   }
   return done;

@@ -105,7 +105,7 @@ PutStatus Node::store_block(Lock& lock, Call& call, std::size_t index, BlockSour
   call.pin(reserved.record);
   put_bytes_.fetch_add(call.request.space.block_bytes, std::memory_order_relaxed);
   queued_bytes_ += call.request.space.block_bytes;
-  if (tier_ && queued_bytes_ >= kGroupBytes) wake_writer();
+  if (tier_ && queued_bytes_ >= (is_durable() ? kDurableGroupBytes : kGroupBytes)) wake_writer();
   return PutStatus::stored;
 }
 
@@ -173,6 +173,11 @@ PutStatus Node::reserve(const PutRequest& request, Ticket& ticket) {
     status = PutStatus::no_memory;
   } else if (status == PutStatus::present) {
     store_->touch(reserved.record, clock_->now());
+    if (is_durable()) {
+      store_->pin(reserved.record);
+      wait_until_durable(lock, {&reserved.record, 1}, request.deadline, &status);
+      store_->unpin(reserved.record);
+    }
   }
   if (ticket.parent != kNoBlock) store_->unpin(ticket.parent);
   return status;

@@ -2,8 +2,8 @@
 // closing. Which blocks are written is the Store's affair (store_ssd.cc), how is the tier's.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
+#include "block/copy.h"
 #include "node/node.h"
 
 namespace kvpool {
@@ -16,6 +16,7 @@ constexpr auto kLookEvery = 100ms;  // an idle writer
 constexpr auto kStuckPause = 2ms;   // work is left, but not for now: pins, draining
 constexpr auto kLastStamps = 2s;    // of a closing tier
 constexpr std::size_t kGroupBlocks = 256;
+constexpr std::byte kZeros[kPageBytes] = {};     // more than a slot is longer than its block
 constexpr std::uint64_t kGroupShareInverse = 8;  // of DRAM: what is being written cannot be evicted
 
 // Heat left of heat 1, so many seconds later. A clock that went back counts as none passed.
@@ -54,6 +55,7 @@ Result<void> Node::attach(std::unique_ptr<Ssd> tier) {
                          [&](BlockId record) { return heats[record]; }, clock_->now());
   if (!forgotten.empty()) tier->forget_these(std::move(forgotten));
   tier_ = std::move(tier);
+  ssd_open_ = true;
   if (tier_->facts().capacity_bytes > options_.ssd.capacity_bytes &&
       options_.ssd.capacity_bytes != 0)
     resize_ssd_to_ = options_.ssd.capacity_bytes;  // the writer's first work
@@ -66,15 +68,18 @@ void Node::write_back() {
   Lock lock(mutex_);
   while (!writer_ends_) {
     if (resize_ssd_to_ != 0) carry_out_resize(lock);
+    if (syncs_asked_ > syncs_done_ && !tier_->is_read_only()) sync_index(lock);
     const auto is_urgent = [&] {
-      return writer_ends_ || urgent_ > 0 || resize_ssd_to_ != 0 || queued_bytes_ >= kGroupBytes ||
+      return writer_ends_ || urgent_ > 0 || resize_ssd_to_ != 0 ||
+             queued_bytes_ >= (is_durable() ? kDurableGroupBytes : kGroupBytes) ||
              store_->ssd().queued() >= kGroupBlocks;
     };
+    if (tier_->is_read_only()) store_->stop_queueing();  // a resize may have found out
     if (tier_->is_read_only() || !store_->has_group_work()) {
       written_.notify_all();
       write_work_.wait_for(lock, kLookEvery, [&] {
         return writer_ends_ || resize_ssd_to_ != 0 ||
-               (!tier_->is_read_only() && store_->has_group_work());
+               (!tier_->is_read_only() && (store_->has_group_work() || syncs_asked_ > syncs_done_));
       });
       continue;
     }
@@ -85,7 +90,12 @@ void Node::write_back() {
 }
 
 Store::GroupLimits Node::group_limits() const {
-  return {.blocks = kGroupBlocks,
+  const std::uint64_t blocks_limit = store_->blocks_limit();
+  const std::uint64_t blocks =
+      blocks_limit == 0
+          ? kGroupBlocks
+          : std::clamp<std::uint64_t>(blocks_limit / kGroupShareInverse, 1, kGroupBlocks);
+  return {.blocks = blocks,
           .bytes = std::min(2 * kGroupBytes, store_->bytes_limit() / kGroupShareInverse),
           .must = is_durable(),
           .stamp_s = static_cast<std::uint32_t>(std::max(clock_->wall_s(), 0.0))};
@@ -98,7 +108,7 @@ bool Node::write_group(Lock& lock) {
   queued_bytes_ = 0;
   store_->next_group(group_limits(), batch, clock_->now());
   if (batch.empty()) {
-    store_->group_done(batch, false);
+    store_->group_done(batch, false, clock_->now());
     written_.notify_all();
     return false;
   }
@@ -109,7 +119,7 @@ bool Node::write_group(Lock& lock) {
   const bool committed = tier_->commit(batch.group);
   lock.lock();
   group_under_way_ = false;
-  store_->group_done(batch, committed);
+  store_->group_done(batch, committed, clock_->now());
   if (tier_->is_read_only()) store_->stop_queueing();
   written_.notify_all();
   return true;
@@ -117,16 +127,17 @@ bool Node::write_group(Lock& lock) {
 
 // Without the lock; the blocks are pinned. What lies behind a block in its slot is of no block and
 // goes to the disk as zeros. A block that moves inside the slab file and is not in DRAM is read
-// first; if that fails it stays where it is.
+// first; if there is no memory for that it stays where it is, if that fails it is lost.
 void Node::prepare_payload(WriteBack& batch, std::vector<Bounce>& bounces) {
   auto reads = std::make_shared<SsdReads>(static_cast<std::size_t>(std::ranges::count_if(
       batch.group.writes, [](const SsdWrite& write) { return write.payload == nullptr; })));
-  std::vector<SsdWrite*> read;
+  std::vector<std::size_t> read;  // which items, in the order of the reads
   for (std::size_t i = 0; i < batch.group.writes.size(); ++i) {
     SsdWrite& write = batch.group.writes[i];
     if (write.payload != nullptr) {
       auto* slot = const_cast<std::byte*>(write.payload);  // of our own arena
-      std::memset(slot + write.place.bytes, 0, write.place.slot_bytes() - write.place.bytes);
+      // Late readers of a longer block that was here before may still look: they see no tear.
+      racy_fill(slot + write.place.bytes, kZeros, write.place.slot_bytes() - write.place.bytes);
       continue;
     }
     SsdReads::Item& item = reads->items[read.size()];
@@ -134,16 +145,20 @@ void Node::prepare_payload(WriteBack& batch, std::vector<Bounce>& bounces) {
     item.place = batch.items[i].from;
     item.sum = write.sum;
     item.into = bounces.back().memory();
-    read.push_back(&write);
+    read.push_back(i);
   }
   if (read.empty()) return;
   tier_->read(reads);
   // The device answers or fails; the buffers must not go before.
   while (!reads->wait(std::chrono::steady_clock::now() + 1h)) {
   }
-  for (std::size_t i = 0; i < read.size(); ++i)
+  for (std::size_t i = 0; i < read.size(); ++i) {
+    std::byte* into = reads->items[i].into;
     if (reads->items[i].outcome.load(std::memory_order_acquire) == ReadOutcome::whole)
-      read[i]->payload = reads->items[i].into;
+      batch.group.writes[read[i]].payload = into;
+    else
+      batch.items[read[i]].is_unreadable = into != nullptr;
+  }
 }
 
 // --- waiting for it ------------------------------------------------------------------------------
@@ -152,12 +167,10 @@ void Node::wait_until_durable(Lock& lock, std::span<const BlockId> records, Dead
                               PutStatus* statuses) {
   for (const BlockId record : records)  // one that failed before gets another chance
     if (!store_->is_on_ssd(record)) store_->write_soon(record);
-  ++urgent_;
-  wake_writer();
+  const Urgent urgent(*this);
   const auto is_due = [&](BlockId record) { return store_->is_due(record); };
   written_.wait_until(lock, deadline,
                       [&] { return stopping_ || std::ranges::none_of(records, is_due); });
-  --urgent_;
   for (std::size_t i = 0; i < records.size(); ++i) {
     if (store_->is_on_ssd(records[i])) continue;
     statuses[i] = stopping_ ? PutStatus::failed : PutStatus::not_durable;
@@ -169,13 +182,29 @@ bool Node::flush(Deadline deadline) {
   Lock lock(mutex_);
   if (!tier_) return true;
   drain_touches();
-  ++urgent_;
-  wake_writer();
+  store_->queue_unwritten();
+  const Urgent urgent(*this);
   const auto is_done = [&] { return store_->ssd().queued() == 0 && !group_under_way_; };
   written_.wait_until(lock, deadline,
                       [&] { return writer_ends_ || tier_->is_read_only() || is_done(); });
-  --urgent_;
-  return is_done() && !tier_->is_read_only();
+  if (!is_done() || tier_->is_read_only() || store_->ssd().has_unwritten()) return false;
+  if (options_.ssd.durability != Durability::relaxed) return true;
+  const std::uint64_t turn = ++syncs_asked_;
+  wake_writer();
+  written_.wait_until(lock, deadline,
+                      [&] { return writer_ends_ || tier_->is_read_only() || syncs_done_ >= turn; });
+  return syncs_done_ >= turn;
+}
+
+// On the writer's thread, which alone may touch the index. A failure is tried again until it is one
+// too many and the tier only reads.
+void Node::sync_index(Lock& lock) {
+  const std::uint64_t asked = syncs_asked_;
+  lock.unlock();
+  const bool is_synced = tier_->sync();
+  lock.lock();
+  if (is_synced) syncs_done_ = asked;
+  written_.notify_all();
 }
 
 // --- another size --------------------------------------------------------------------------------
@@ -183,17 +212,25 @@ bool Node::flush(Deadline deadline) {
 Result<std::uint64_t> Node::resize_ssd(std::uint64_t capacity_bytes, Deadline deadline) {
   Lock lock(mutex_);
   if (!tier_) return fail(Code::bad_argument, "this pool has no SSD tier to resize");
+  if (capacity_bytes == 0)
+    return fail(Code::bad_argument, "the SSD tier cannot be resized to 0 bytes");
+  const std::uint64_t units_max = store_->ssd().options().units_max;
+  if (tier_->units_for(capacity_bytes) > units_max)
+    return fail(Code::bad_argument, "a capacity of " + std::to_string(capacity_bytes) +
+                                        " bytes is too much for now: until it is opened again the "
+                                        "SSD tier can grow to " +
+                                        std::to_string(units_max * kUnitBytes) +
+                                        " bytes of payload, four times what it began with");
   ssd_resized_.reset();
   resize_ssd_to_ = capacity_bytes;
-  ++urgent_;
-  wake_writer();
+  const Urgent urgent(*this);
   written_.wait_until(lock, deadline, [&] { return writer_ends_ || ssd_resized_.has_value(); });
-  --urgent_;
   if (ssd_resized_ && !*ssd_resized_) return std::unexpected(ssd_resized_->error());
   return tier_->facts().capacity_bytes;
 }
 
-// On the writer's thread. A smaller file is emptied beyond its new end first, group by group.
+// On the writer's thread. A smaller file is emptied beyond its new end first, group by group. Leaves
+// resize_ssd_to_ as it is only where another size was asked for meanwhile, or the node closes.
 void Node::carry_out_resize(Lock& lock) {
   const std::uint64_t capacity = resize_ssd_to_;
   SsdFacts facts = tier_->facts();
@@ -204,14 +241,15 @@ void Node::carry_out_resize(Lock& lock) {
     while (!writer_ends_ && resize_ssd_to_ == capacity && store_->is_ssd_shrinking() &&
            !tier_->is_read_only())
       if (!write_group(lock)) write_work_.wait_for(lock, kStuckPause);
-    if (store_->is_ssd_shrinking()) return;
+    if (resize_ssd_to_ != capacity) return;
+    if (writer_ends_ && store_->is_ssd_shrinking()) return;
   }
   resize_ssd_to_ = 0;
   lock.unlock();
-  Result<void> resized = tier_->resize(capacity);
+  Result<void> resized = tier_->resize(capacity);  // refused by a tier that only reads
   lock.lock();
   store_->set_ssd_units(tier_->facts());
-  ssd_resized_ = std::move(resized);
+  if (resize_ssd_to_ == 0) ssd_resized_ = std::move(resized);
   written_.notify_all();
 }
 
@@ -225,31 +263,37 @@ void Node::write_last_stamps(Lock& lock) {
   }
 }
 
+// From any number of threads: the one that joins the writer closes, the others wait for it.
 void Node::close_ssd(Deadline flush_until) {
   Lock lock(mutex_);
-  if (!tier_) return;
-  if (flush_until > std::chrono::steady_clock::now()) {
+  if (!ssd_open_) return;
+  if (!writer_ends_ && flush_until > std::chrono::steady_clock::now()) {
     drain_touches();
+    store_->queue_unwritten();
     store_->queue_all();
-    ++urgent_;
-    wake_writer();
+    const Urgent urgent(*this);
     written_.wait_until(lock, flush_until, [&] {
-      return tier_->is_read_only() || (store_->ssd().queued() == 0 && !group_under_way_);
+      return writer_ends_ || tier_->is_read_only() ||
+             (store_->ssd().queued() == 0 && !group_under_way_);
     });
-    --urgent_;
   }
   writer_ends_ = true;
   write_work_.notify_all();
   written_.notify_all();
   std::thread writer = std::move(writer_);
+  if (!writer.joinable()) return written_.wait(lock, [&] { return !ssd_open_; });
   lock.unlock();
-  if (writer.joinable()) writer.join();
+  writer.join();
   lock.lock();
-  written_.wait(lock, [&] { return fetches_ == 0; });  // each has a deadline of its own
+  // Each fetch has a deadline of its own; who waited for a commit has been told to go.
+  written_.wait(lock, [&] { return fetches_ == 0 && urgent_ == 0; });
   store_->detach_ssd();
   std::unique_ptr<Ssd> tier = std::move(tier_);
   lock.unlock();
   tier.reset();  // joins the I/O threads and lets the directory go
+  lock.lock();
+  ssd_open_ = false;
+  written_.notify_all();
 }
 
 void Node::add_ssd_stats(NodeStats& stats) {

@@ -80,6 +80,23 @@ void SsdBooks::quarantine(const SsdPlace& place) {
   ++quarantined_;
 }
 
+bool SsdBooks::has_nobody(SlabId slab) const {
+  return std::ranges::any_of(slots_.owners(slab), is_nobody);
+}
+
+void SsdBooks::give_up_nobodies(SlabId slab) {
+  const ClassId klass = slots_.slab_class(slab);
+  const std::uint64_t first = slots_.slab_offset(slab), step = slots_.slot_bytes_of(klass);
+  const auto count = std::ranges::count_if(slots_.owners(slab), is_nobody);
+  auto left = static_cast<std::uint64_t>(count);
+  quarantined_ -= left;
+  for (std::uint64_t at = first; left > 0; at += step) {  // with the last one the slab may go
+    if (!is_nobody(slots_.owner(slots_.slot_at(at)))) continue;
+    slots_.give(slots_.slot_at(at));
+    --left;
+  }
+}
+
 std::uint64_t SsdBooks::wanted_free(ClassId klass) const {
   const std::uint64_t slots = slots_.taken_slots(klass) + slots_.free_slots(klass);
   const std::uint64_t in_bytes = kFreeBytesMax / slots_.slot_bytes_of(klass);

@@ -22,6 +22,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/lazy_array.h"
@@ -73,6 +74,9 @@ class SsdBooks {
   void left_by_move(const SsdPlace& place);
   void set_facts(const SsdFacts& facts);
   static bool is_nobody(std::uint32_t owner) { return owner == kNobody; }
+  bool has_nobody(SlabId slab) const;
+  // Quarantined slots of a slab that is cut off come free: nobody will write there.
+  void give_up_nobodies(SlabId slab);
   SlabPool& slots() { return slots_; }
   const SlabPool& slots() const { return slots_; }
   // Slots that a class should have free, so that a group finds room while its victims' is not free.
@@ -87,14 +91,21 @@ class SsdBooks {
     return {places_[record].slab_unit, places_[record].slot, bytes};
   }
   void set_place(BlockId record, const SsdPlace& place);
-  void entry_added() { ++entries_; }
-  std::uint64_t entries() const { return entries_; }  // in the index, doomed ones included
+  void entry_added() { ++entries_; }  // or about to be
+  void entry_not_added() { --entries_; }
+  // In the index, doomed ones included, and those that a group is adding.
+  std::uint64_t entries() const { return entries_; }
 
   // --- who is to be written, oldest first ---
   void push(BlockId record) { queue_.push_back(record); }
   void push_front(BlockId record) { queue_.push_front(record); }
   std::optional<BlockId> pop();
   std::size_t queued() const { return queue_.size(); }
+
+  // Those that could not be written, until somebody tries again.
+  void note_unwritten(BlockId record) { unwritten_.push_back(record); }
+  std::vector<BlockId> take_unwritten() { return std::exchange(unwritten_, {}); }
+  bool has_unwritten() const { return !unwritten_.empty(); }
 
   // --- what is to be deleted ---
   void doom(const BlockKey& key, const SsdPlace& place);
@@ -141,6 +152,7 @@ class SsdBooks {
   std::unique_ptr<Policy> heat_;
   LazyArray<Place> places_;
   std::deque<BlockId> queue_, used_;
+  std::vector<BlockId> unwritten_;
   std::vector<SsdDelete> doomed_;
   std::vector<SsdPlace> free_next_, condemned_;
   std::vector<std::uint64_t> doomed_in_class_;

@@ -70,7 +70,8 @@ struct WriteBack {
   struct Item {  // one per write of the group
     BlockId record = kNoBlock;
     bool is_move = false;
-    SsdPlace from;  // is_move: where the bytes are, unless they are in DRAM as well
+    SsdPlace from;               // is_move: where the bytes are, unless they are in DRAM as well
+    bool is_unreadable = false;  // is_move: they are not there any more
   };
   SsdGroup group;
   std::vector<Item> items;
@@ -168,6 +169,7 @@ class Store {
   void restore_chains(const ParentOf& parent_of, const HeatOf& heat_of, Seconds now);
 
   bool is_in_dram(BlockId record) const { return (private_[record].flags & kInDram) != 0; }
+  bool is_loading(BlockId record) const { return (private_[record].flags & kLoading) != 0; }
   bool is_on_ssd(BlockId record) const { return (private_[record].flags & kOnSsd) != 0; }
   // On its way to the SSD, and not yet known to have arrived or failed.
   bool is_due(BlockId record) const { return (private_[record].flags & (kQueued | kWriting)) != 0; }
@@ -180,7 +182,7 @@ class Store {
     std::uint32_t stamp_s = 0;
   };
   void next_group(const GroupLimits& limits, WriteBack& batch, Seconds now);
-  void group_done(const WriteBack& batch, bool committed);
+  void group_done(const WriteBack& batch, bool committed, Seconds now);
   // False: the writer may sleep.
   bool has_group_work() const {
     return ssd_->queued() > 0 || ssd_->doomed() > 0 || ssd_->has_names() || draining_ ||
@@ -188,6 +190,8 @@ class Store {
   }
   // Every block that the tier admits and does not have goes into the queue. O(records).
   void queue_all();
+  // So does what could not be written before.
+  void queue_unwritten();
   void stop_queueing();  // the tier takes no more writes: nobody is due any more
 
   // A DRAM slot for a pinned block that is on the SSD alone. `forced`: whether or not it is warm
@@ -289,17 +293,20 @@ class Store {
   bool is_warm_enough(BlockId record) const;
   std::optional<ClassId> ssd_class(BlockId record) const;
   // not_now: when the group before it is done. never: it cannot be written, or is not worth it.
-  enum class Added : std::uint8_t { yes, not_now, never };
+  enum class Added : std::uint8_t { yes, not_now, never, no_room };
   Added add_chain(BlockId record, const GroupLimits& limits, WriteBack& batch, Seconds now);
   Added add_write(BlockId record, const GroupLimits& limits, WriteBack& batch, Seconds now);
   Added make_ssd_room(BlockId record, ClassId klass, bool must, Seconds now);
-  bool evict_from_ssd(ClassId klass, Seconds now);
+  std::optional<ClassId> coldest_ssd_class() const;
+  bool evict_from_ssd(ClassId klass, Seconds now, int uncover_max = 0);
+  bool drop_coldest_unwritten(Seconds now);
   void drop_ssd_copy(BlockId record);
   void free_ssd_ahead(Seconds now);
   bool start_draining(ClassId klass, Seconds now);
   std::optional<SlabId> slab_to_empty();
   void add_moves(const GroupLimits& limits, WriteBack& batch, Seconds now);
   bool add_move(BlockId record, const GroupLimits& limits, WriteBack& batch, Seconds now);
+  void make_room_to_move(ClassId klass, Seconds now);
   void begin_write(BlockId record, const SsdPlace& place, const GroupLimits& limits,
                    WriteBack& batch, Seconds now);
   void add_stamps(const GroupLimits& limits, WriteBack& batch, Seconds now);
@@ -324,6 +331,7 @@ class Store {
   std::unique_ptr<SsdBooks> ssd_;
   bool takes_writes_ = false;  // the SSD tier
   bool is_ssd_shrinking_ = false;
+  std::uint32_t idle_moves_ = 0, drain_later_ = 0;
   std::optional<SlabId> draining_;  // of the slab file: its blocks are being moved out
   std::unordered_map<std::uint32_t, Namespace*> restoring_;  // by number, during restore
   std::vector<std::uint32_t> steal_later_;  // per class: reservations to wait before trying again

@@ -12,6 +12,13 @@ namespace {
 constexpr std::size_t kDeletesPerGroup = 2048;
 constexpr std::size_t kStampsPerGroup = 256;  // each may dirty a page of the index of its own
 constexpr std::uint64_t kEntriesAhead = 256;
+constexpr int kUncoverMax = 64;  // blocks of DRAM given up for one slot of the SSD
+// Groups that moved nothing out of a slab before it is left alone, and until the next try: somebody
+// may look at a removed block in it for hours.
+constexpr std::uint32_t kIdleMovesMax = 8;
+constexpr std::uint32_t kGroupsBetweenDrains = 64;
+constexpr std::uint32_t kEvictionsPerShrink = 64;
+constexpr std::size_t kSlabsLookedAt = 64;  // for one that can be emptied
 
 }  // namespace
 
@@ -61,6 +68,11 @@ void Store::queue_all() {
     if (private_[record].state == State::resident) write_soon(record);
 }
 
+void Store::queue_unwritten() {
+  for (const BlockId record : ssd_->take_unwritten())
+    if (private_[record].state == State::resident) write_soon(record);
+}
+
 void Store::stop_queueing() {
   takes_writes_ = false;
   while (const auto record = ssd_->pop())
@@ -81,13 +93,17 @@ void Store::next_group(const GroupLimits& limits, WriteBack& batch, Seconds now)
       ssd_->push_front(*record);
       break;
     }
-    if (added == Added::never) mine.flags &= static_cast<std::uint8_t>(~kQueued);
+    if (added != Added::yes) mine.flags &= static_cast<std::uint8_t>(~kQueued);
   }
   if (!batch.items.empty()) free_ssd_ahead(now);
   ssd_->take_doomed(kDeletesPerGroup, batch.group.deletes);
   add_stamps(limits, batch, now);
   ssd_->take_names(batch.group);
-  batch.must_commit = ssd_->owes_commit() && ssd_->queued() > 0;
+  if (ssd_->owes_commit()) {
+    batch.must_commit = ssd_->queued() > 0 || draining_ || is_ssd_shrinking_;
+    // A stamp of nobody: so it is a commit, whatever else there is or comes to nothing.
+    if (!batch.empty()) batch.group.stamps.emplace_back();
+  }
   batch.group.tau_s = ssd_->heat().stats().tau_s;
 }
 
@@ -121,7 +137,14 @@ Store::Added Store::add_write(BlockId record, const GroupLimits& limits, WriteBa
     return Added::never;
   }
   auto place = ssd_->take(*klass, record, fields.bytes);
-  if (!place) return make_ssd_room(record, *klass, limits.must, now);
+  if (!place) {
+    const Added added = make_ssd_room(record, *klass, limits.must, now);
+    // What this group writes stands in no order yet: the next one may find somebody among it.
+    if (added == Added::no_room && !batch.items.empty()) return Added::not_now;
+    counters_.ssd_no_room += added == Added::no_room;
+    return added;
+  }
+  ssd_->entry_added();
   begin_write(record, *place, limits, batch, now);
   batch.items.push_back({.record = record, .is_move = false, .from = {}});
   return Added::yes;
@@ -160,24 +183,40 @@ Hash128 Store::parent_hash(BlockId record) const {
 
 // Somebody colder goes, so that the group after this one finds a free slot.
 Store::Added Store::make_ssd_room(BlockId record, ClassId klass, bool must, Seconds now) {
-  if (ssd_->coming_free(klass) > ssd_->slots().free_slots(klass) || ssd_->owes_commit())
+  const bool is_index_full = ssd_->is_index_full();  // then anybody's entry will do
+  if (ssd_->coming_free(klass) > ssd_->slots().free_slots(klass) || ssd_->owes_commit() ||
+      (is_index_full && ssd_->doomed() > 0))
     return Added::not_now;  // somebody is on the way out already
-  const auto coldest = ssd_->heat().coldest(SsdBooks::group_of(klass));
+  const ClassId from = is_index_full ? coldest_ssd_class().value_or(klass) : klass;
+  const auto coldest = ssd_->heat().coldest(SsdBooks::group_of(from));
   if (!must && coldest && ssd_->heat().temperature(record) <= *coldest) {
     ++counters_.not_worth;
     return Added::never;
   }
-  if (!ssd_->is_index_full() && start_draining(klass, now)) return Added::not_now;
-  if (evict_from_ssd(klass, now)) return Added::not_now;
-  ++counters_.ssd_no_room;
-  return Added::never;
+  if (!is_index_full && start_draining(klass, now)) return Added::not_now;
+  return evict_from_ssd(from, now, kUncoverMax) ? Added::not_now : Added::no_room;
 }
 
-bool Store::evict_from_ssd(ClassId klass, Seconds now) {
+std::optional<ClassId> Store::coldest_ssd_class() const {
+  std::optional<ClassId> found;
+  double coldest = 0;
+  for (ClassId klass = 0; klass < ssd_->slots().class_count(); ++klass) {
+    const auto here = ssd_->heat().coldest(SsdBooks::group_of(klass));
+    if (!here || (found && *here >= coldest)) continue;
+    found = klass;
+    coldest = *here;
+  }
+  return found;
+}
+
+bool Store::evict_from_ssd(ClassId klass, Seconds now, int uncover_max) {
   Policy& heat = ssd_->heat();
   for (;;) {
     const BlockId record = heat.take_coldest(SsdBooks::group_of(klass));
-    if (record == kNoBlock) return false;
+    if (record == kNoBlock) {
+      if (uncover_max-- > 0 && drop_coldest_unwritten(now)) continue;
+      return false;
+    }
     Private& mine = private_[record];
     if (mine.pins_or_next > 0) {
       mine.flags |= kSsdParked;
@@ -190,6 +229,24 @@ bool Store::evict_from_ssd(ClassId klass, Seconds now) {
     } else {
       retire(record, Leave::evicted, now);
     }
+    return true;
+  }
+}
+
+// Every block on the SSD has a child in DRAM alone, as it comes where the SSD is no larger than
+// DRAM: then the coldest of these children goes, since it holds its whole chain on the SSD.
+bool Store::drop_coldest_unwritten(Seconds now) {
+  for (;;) {
+    const BlockId record = ssd_->heat().take_coldest(SsdBooks::kInDramOnly);
+    if (record == kNoBlock) return false;
+    Private& mine = private_[record];
+    if (mine.pins_or_next > 0) {
+      mine.flags |= kSsdParked;
+      continue;
+    }
+    ++counters_.evictions;
+    counters_.evicted_unwritten += is_due(record);
+    retire(record, Leave::evicted, now);
     return true;
   }
 }
@@ -219,10 +276,11 @@ void Store::free_ssd_ahead(Seconds now) {
   }
   const std::uint64_t entries_max = ssd_->options().facts.entries_max;
   const std::uint64_t ahead = std::min(kEntriesAhead, entries_max / 8 + 1);
-  for (ClassId klass = 0; klass < slots.class_count(); ++klass)
-    while (ssd_->entries() - std::min(ssd_->entries(), std::uint64_t{ssd_->doomed()}) + ahead >
-           entries_max)
-      if (!evict_from_ssd(klass, now)) break;
+  while (ssd_->entries() - std::min(ssd_->entries(), std::uint64_t{ssd_->doomed()}) + ahead >
+         entries_max) {
+    const auto klass = coldest_ssd_class();
+    if (!klass || !evict_from_ssd(*klass, now)) break;
+  }
 }
 
 // --- moving blocks inside the slab file ----------------------------------------------------------
@@ -232,6 +290,10 @@ void Store::free_ssd_ahead(Seconds now) {
 bool Store::start_draining(ClassId klass, Seconds now) {
   SlabPool& slots = ssd_->slots();
   if (draining_ || ssd_->can_add_slab(klass)) return draining_.has_value();
+  if (drain_later_ > 0) {
+    --drain_later_;
+    return false;
+  }
   const Policy& heat = ssd_->heat();
   const auto own = heat.coldest(SsdBooks::group_of(klass));
   std::optional<ClassId> donor;
@@ -246,9 +308,12 @@ bool Store::start_draining(ClassId klass, Seconds now) {
   const std::uint64_t wanted = slots.slab_slots(*donor);
   while (ssd_->coming_free(*donor) < wanted && evict_from_ssd(*donor, now)) {
   }
-  const std::vector<SlabId> emptiest = slots.emptiest(*donor, 1);
-  if (emptiest.empty()) return false;
-  draining_ = emptiest.front();
+  const std::vector<SlabId> emptiest = slots.emptiest(*donor, kSlabsLookedAt);
+  const auto whole = std::ranges::find_if(
+      emptiest, [&](SlabId slab) { return !ssd_->has_nobody(slab); });  // others never get empty
+  if (whole == emptiest.end()) return false;
+  draining_ = *whole;
+  idle_moves_ = 0;
   slots.set_draining(*draining_, true);
   return true;
 }
@@ -272,6 +337,7 @@ void Store::add_moves(const GroupLimits& limits, WriteBack& batch, Seconds now) 
   const auto slab = slab_to_empty();
   if (!slab) return;
   SlabPool& slots = ssd_->slots();
+  const std::size_t before = batch.items.size();
   bool is_stuck = true;
   for (const std::uint32_t owner : slots.owners(*slab)) {
     if (batch.items.size() >= limits.blocks || batch.bytes >= limits.bytes) return;
@@ -284,7 +350,11 @@ void Store::add_moves(const GroupLimits& limits, WriteBack& batch, Seconds now) 
     add_move(owner, limits, batch, now);
   }
   // What is left are slots that nobody may use: the slab goes back to its class as it is.
-  if (!is_stuck) return;
+  idle_moves_ = batch.items.size() > before ? 0 : idle_moves_ + 1;
+  if (!is_stuck && (is_ssd_shrinking_ || idle_moves_ < kIdleMovesMax)) return;
+  if (is_stuck && is_ssd_shrinking_ && slots.is_beyond_end(*slab))
+    return ssd_->give_up_nobodies(*slab);
+  drain_later_ = kGroupsBetweenDrains;
   slots.set_draining(*slab, false);
   draining_.reset();
 }
@@ -295,7 +365,8 @@ bool Store::add_move(BlockId record, const GroupLimits& limits, WriteBack& batch
   const auto klass = ssd_class(record);
   const auto place = ssd_->take(*klass, record, fields.bytes);
   if (!place) {
-    if (ssd_->coming_free(*klass) <= ssd_->slots().free_slots(*klass)) evict_from_ssd(*klass, now);
+    if (ssd_->coming_free(*klass) <= ssd_->slots().free_slots(*klass))
+      make_room_to_move(*klass, now);
     return false;
   }
   const SsdPlace from = ssd_->place(record, fields.bytes);
@@ -304,9 +375,31 @@ bool Store::add_move(BlockId record, const GroupLimits& limits, WriteBack& batch
   return true;
 }
 
+// A file that gets shorter has to lose many blocks anyway. Where none of the class may go, because
+// blocks that lie in DRAM alone hang on all of them, those go first.
+void Store::make_room_to_move(ClassId klass, Seconds now) {
+  std::uint32_t left = is_ssd_shrinking_ ? kEvictionsPerShrink : 1;
+  while (left > 0 && evict_from_ssd(klass, now)) --left;
+  if (!is_ssd_shrinking_ || left < kEvictionsPerShrink) return;
+  while (left > 0) {
+    const BlockId record = ssd_->heat().take_coldest(SsdBooks::kInDramOnly);
+    if (record == kNoBlock) return;
+    if (private_[record].pins_or_next > 0) {
+      private_[record].flags |= kSsdParked;
+      continue;
+    }
+    leave_dram(record, now);
+    --left;
+  }
+}
+
 void Store::set_ssd_units(const SsdFacts& facts) {
   ssd_->set_facts(facts);
   is_ssd_shrinking_ = true;  // or so; the next group looks
+  // Nothing more goes into what lies beyond the end.
+  SlabPool& slots = ssd_->slots();
+  for (const SlabId slab : slots.slabs_beyond(0))
+    slots.set_draining(slab, slots.is_beyond_end(slab) || slab == draining_);
 }
 
 // --- when it was used ----------------------------------------------------------------------------
@@ -329,11 +422,16 @@ void Store::add_stamps(const GroupLimits& limits, WriteBack& batch, Seconds now)
 
 // --- after the group -----------------------------------------------------------------------------
 
-void Store::group_done(const WriteBack& batch, bool committed) {
+void Store::group_done(const WriteBack& batch, bool committed, Seconds now) {
   ssd_->done_naming(batch.group, committed);
   ssd_->done_deleting(batch.group.deletes, committed);
   for (std::size_t i = 0; i < batch.items.size(); ++i)
     write_done(batch.group.writes[i], batch.items[i]);
+  // A device that takes some of it may take the rest. Each failure counts, so this comes to an end.
+  if (std::ranges::any_of(batch.group.writes, &SsdWrite::written)) queue_unwritten();
+  // Else a slab that holds such a block would be emptied for ever.
+  for (const WriteBack::Item& item : batch.items)
+    if (item.is_unreadable) lose_ssd_copy(item.record, /*quarantine=*/true, now);
 }
 
 void Store::write_done(const SsdWrite& write, const WriteBack::Item& item) {
@@ -344,6 +442,10 @@ void Store::write_done(const SsdWrite& write, const WriteBack::Item& item) {
       ssd_->quarantine(write.place);
     else
       ssd_->give(write.place);
+    if (!item.is_move) {
+      ssd_->entry_not_added();
+      ssd_->note_unwritten(item.record);
+    }
   } else if (item.is_move) {
     ++counters_.ssd_moved;
     ssd_->set_place(item.record, write.place);
@@ -352,7 +454,6 @@ void Store::write_done(const SsdWrite& write, const WriteBack::Item& item) {
     mine.flags |= kOnSsd;
     ++on_ssd_;
     ssd_->set_place(item.record, write.place);
-    ssd_->entry_added();
     if (mine.state == State::resident) {
       ssd_->heat().regroup(item.record, SsdBooks::group_of(*ssd_class(item.record)));
       policy_->let_go(item.record);
@@ -441,14 +542,17 @@ void Store::demote(BlockId record, Seconds now) {
 }
 
 void Store::lose_ssd_copy(BlockId record, bool quarantine, Seconds now) {
-  if (!is_on_ssd(record)) return;
-  ++counters_.ssd_lost;
+  const Private& mine = private_[record];
+  // One that is gone already loses its copy with its last pin.
+  if (mine.state != State::resident || !is_on_ssd(record)) return;
   if (quarantine) ssd_->condemn(ssd_place(record));
-  if (private_[record].state != State::resident) return;  // its last pin takes it away
-  if (is_in_dram(record))
-    drop_ssd_copy(record);
-  else
-    retire(record, Leave::removed, now);
+  // On its way to another slot, with bytes that are compared, or from DRAM.
+  if ((mine.flags & kWriting) != 0) return;
+  ++counters_.ssd_lost;
+  if (!is_in_dram(record)) return retire(record, Leave::removed, now);
+  ssd_->heat().let_go(record);  // children there must not name a parent that is not
+  drop_ssd_copy(record);
+  write_soon(record);
 }
 
 Hash128 Store::sum_of(BlockId record) const { return index_->sum(record); }
