@@ -68,6 +68,7 @@ void Node::write_back() {
   Lock lock(mutex_);
   while (!writer_ends_) {
     if (resize_ssd_to_ != 0) carry_out_resize(lock);
+    if (syncs_asked_ > syncs_done_ && !tier_->is_read_only()) sync_index(lock);
     const auto is_urgent = [&] {
       return writer_ends_ || urgent_ > 0 || resize_ssd_to_ != 0 ||
              queued_bytes_ >= (is_durable() ? kDurableGroupBytes : kGroupBytes) ||
@@ -78,7 +79,7 @@ void Node::write_back() {
       written_.notify_all();
       write_work_.wait_for(lock, kLookEvery, [&] {
         return writer_ends_ || resize_ssd_to_ != 0 ||
-               (!tier_->is_read_only() && store_->has_group_work());
+               (!tier_->is_read_only() && (store_->has_group_work() || syncs_asked_ > syncs_done_));
       });
       continue;
     }
@@ -186,7 +187,24 @@ bool Node::flush(Deadline deadline) {
   const auto is_done = [&] { return store_->ssd().queued() == 0 && !group_under_way_; };
   written_.wait_until(lock, deadline,
                       [&] { return writer_ends_ || tier_->is_read_only() || is_done(); });
-  return is_done() && !tier_->is_read_only() && !store_->ssd().has_unwritten();
+  if (!is_done() || tier_->is_read_only() || store_->ssd().has_unwritten()) return false;
+  if (options_.ssd.durability != Durability::relaxed) return true;
+  const std::uint64_t turn = ++syncs_asked_;
+  wake_writer();
+  written_.wait_until(lock, deadline,
+                      [&] { return writer_ends_ || tier_->is_read_only() || syncs_done_ >= turn; });
+  return syncs_done_ >= turn;
+}
+
+// On the writer's thread, which alone may touch the index. A failure is tried again until it is one
+// too many and the tier only reads.
+void Node::sync_index(Lock& lock) {
+  const std::uint64_t asked = syncs_asked_;
+  lock.unlock();
+  const bool is_synced = tier_->sync();
+  lock.lock();
+  if (is_synced) syncs_done_ = asked;
+  written_.notify_all();
 }
 
 // --- another size --------------------------------------------------------------------------------
@@ -198,11 +216,11 @@ Result<std::uint64_t> Node::resize_ssd(std::uint64_t capacity_bytes, Deadline de
     return fail(Code::bad_argument, "the SSD tier cannot be resized to 0 bytes");
   const std::uint64_t units_max = store_->ssd().options().units_max;
   if (tier_->units_for(capacity_bytes) > units_max)
-    return fail(Code::bad_argument, "the SSD tier was opened with a capacity of " +
-                                        std::to_string(tier_->facts().capacity_bytes) +
-                                        " bytes and cannot grow beyond " +
+    return fail(Code::bad_argument, "a capacity of " + std::to_string(capacity_bytes) +
+                                        " bytes is too much for now: until it is opened again the "
+                                        "SSD tier can grow to " +
                                         std::to_string(units_max * kUnitBytes) +
-                                        " bytes of payload before it is opened again");
+                                        " bytes of payload, four times what it began with");
   ssd_resized_.reset();
   resize_ssd_to_ = capacity_bytes;
   const Urgent urgent(*this);

@@ -298,13 +298,15 @@ class Store {
   Added add_write(BlockId record, const GroupLimits& limits, WriteBack& batch, Seconds now);
   Added make_ssd_room(BlockId record, ClassId klass, bool must, Seconds now);
   std::optional<ClassId> coldest_ssd_class() const;
-  bool evict_from_ssd(ClassId klass, Seconds now);
+  bool evict_from_ssd(ClassId klass, Seconds now, int uncover_max = 0);
+  bool drop_coldest_unwritten(Seconds now);
   void drop_ssd_copy(BlockId record);
   void free_ssd_ahead(Seconds now);
   bool start_draining(ClassId klass, Seconds now);
   std::optional<SlabId> slab_to_empty();
   void add_moves(const GroupLimits& limits, WriteBack& batch, Seconds now);
   bool add_move(BlockId record, const GroupLimits& limits, WriteBack& batch, Seconds now);
+  void make_room_to_move(ClassId klass, Seconds now);
   void begin_write(BlockId record, const SsdPlace& place, const GroupLimits& limits,
                    WriteBack& batch, Seconds now);
   void add_stamps(const GroupLimits& limits, WriteBack& batch, Seconds now);

@@ -12,6 +12,7 @@ namespace {
 constexpr std::size_t kDeletesPerGroup = 2048;
 constexpr std::size_t kStampsPerGroup = 256;  // each may dirty a page of the index of its own
 constexpr std::uint64_t kEntriesAhead = 256;
+constexpr int kUncoverMax = 64;  // blocks of DRAM given up for one slot of the SSD
 // Groups that moved nothing out of a slab before it is left alone, and until the next try: somebody
 // may look at a removed block in it for hours.
 constexpr std::uint32_t kIdleMovesMax = 8;
@@ -193,7 +194,7 @@ Store::Added Store::make_ssd_room(BlockId record, ClassId klass, bool must, Seco
     return Added::never;
   }
   if (!is_index_full && start_draining(klass, now)) return Added::not_now;
-  return evict_from_ssd(from, now) ? Added::not_now : Added::no_room;
+  return evict_from_ssd(from, now, kUncoverMax) ? Added::not_now : Added::no_room;
 }
 
 std::optional<ClassId> Store::coldest_ssd_class() const {
@@ -208,11 +209,14 @@ std::optional<ClassId> Store::coldest_ssd_class() const {
   return found;
 }
 
-bool Store::evict_from_ssd(ClassId klass, Seconds now) {
+bool Store::evict_from_ssd(ClassId klass, Seconds now, int uncover_max) {
   Policy& heat = ssd_->heat();
   for (;;) {
     const BlockId record = heat.take_coldest(SsdBooks::group_of(klass));
-    if (record == kNoBlock) return false;
+    if (record == kNoBlock) {
+      if (uncover_max-- > 0 && drop_coldest_unwritten(now)) continue;
+      return false;
+    }
     Private& mine = private_[record];
     if (mine.pins_or_next > 0) {
       mine.flags |= kSsdParked;
@@ -225,6 +229,24 @@ bool Store::evict_from_ssd(ClassId klass, Seconds now) {
     } else {
       retire(record, Leave::evicted, now);
     }
+    return true;
+  }
+}
+
+// Every block on the SSD has a child in DRAM alone, as it comes where the SSD is no larger than
+// DRAM: then the coldest of these children goes, since it holds its whole chain on the SSD.
+bool Store::drop_coldest_unwritten(Seconds now) {
+  for (;;) {
+    const BlockId record = ssd_->heat().take_coldest(SsdBooks::kInDramOnly);
+    if (record == kNoBlock) return false;
+    Private& mine = private_[record];
+    if (mine.pins_or_next > 0) {
+      mine.flags |= kSsdParked;
+      continue;
+    }
+    ++counters_.evictions;
+    counters_.evicted_unwritten += is_due(record);
+    retire(record, Leave::evicted, now);
     return true;
   }
 }
@@ -343,17 +365,32 @@ bool Store::add_move(BlockId record, const GroupLimits& limits, WriteBack& batch
   const auto klass = ssd_class(record);
   const auto place = ssd_->take(*klass, record, fields.bytes);
   if (!place) {
-    // A file that gets shorter has to lose many of them anyway.
-    std::uint32_t left = is_ssd_shrinking_ ? kEvictionsPerShrink : 1;
     if (ssd_->coming_free(*klass) <= ssd_->slots().free_slots(*klass))
-      while (left-- > 0 && evict_from_ssd(*klass, now)) {
-      }
+      make_room_to_move(*klass, now);
     return false;
   }
   const SsdPlace from = ssd_->place(record, fields.bytes);
   begin_write(record, *place, limits, batch, now);
   batch.items.push_back({.record = record, .is_move = true, .from = from});
   return true;
+}
+
+// A file that gets shorter has to lose many blocks anyway. Where none of the class may go, because
+// blocks that lie in DRAM alone hang on all of them, those go first.
+void Store::make_room_to_move(ClassId klass, Seconds now) {
+  std::uint32_t left = is_ssd_shrinking_ ? kEvictionsPerShrink : 1;
+  while (left > 0 && evict_from_ssd(klass, now)) --left;
+  if (!is_ssd_shrinking_ || left < kEvictionsPerShrink) return;
+  while (left > 0) {
+    const BlockId record = ssd_->heat().take_coldest(SsdBooks::kInDramOnly);
+    if (record == kNoBlock) return;
+    if (private_[record].pins_or_next > 0) {
+      private_[record].flags |= kSsdParked;
+      continue;
+    }
+    leave_dram(record, now);
+    --left;
+  }
 }
 
 void Store::set_ssd_units(const SsdFacts& facts) {

@@ -191,6 +191,7 @@ Result<std::unique_ptr<IndexStore>> IndexStore::create(const std::string& path,
     ::unlink((path + "-lock").c_str());
     return std::unexpected(formatted.error());
   }
+  parts->syncs_at_close = relaxed;
   parts->refresh_figures(0);
   return std::unique_ptr<IndexStore>(new IndexStore(std::move(parts)));
 }
@@ -228,6 +229,7 @@ Result<std::unique_ptr<IndexStore>> IndexStore::open(const std::string& path, bo
   if (writes)
     if (const int code = posix_fallocate(file.get(), 0, static_cast<off_t>(bytes)))
       return std::unexpected(parts->error(code, "cannot get its full size on the disk"));
+  parts->syncs_at_close = relaxed && writes;
   parts->refresh_figures(0);
   return std::unique_ptr<IndexStore>(new IndexStore(std::move(parts)));
 }
@@ -306,6 +308,8 @@ Result<void> IndexStore::for_each_entry(const Visit& visit) const {
 }
 
 bool IndexStore::is_broken() const { return parts_->is_broken; }
+
+bool IndexStore::sync() { return !parts_->is_broken && mdb_env_sync(parts_->env, 1) == 0; }
 std::uint64_t IndexStore::used_bytes() const { return parts_->used_bytes; }
 std::uint64_t IndexStore::written_bytes() const { return parts_->written_bytes; }
 std::uint64_t IndexStore::entries() const { return parts_->entries; }

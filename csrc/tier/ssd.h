@@ -193,6 +193,10 @@ class Ssd {
   // touches no file. False: nothing of the group is (writes[i].written is false for all).
   bool commit(SsdGroup& group);
 
+  // With `relaxed`: what was committed so far survives power loss too, as with the others anyway.
+  // From the writer's thread. False: it may not.
+  bool sync();
+
   void read(const std::shared_ptr<SsdReads>& reads);
 
   // Growing takes the room first, and fails with everything as it was. When shrinking, nothing may

@@ -66,6 +66,14 @@ def test_every_block_comes_back_with_its_bytes(tier: Path) -> None:
         assert (stats["ssd_hits"], stats["ssd_damaged"]) == (BLOCKS, 0)
 
 
+@pytest.mark.parametrize("now_s", [0, 4e9], ids=["a clock at 1970", "the year 2096"])
+def test_no_clock_keeps_a_block_away(tier: Path, now_s: float) -> None:
+    clock = kvpool.ManualClock()
+    clock.set(now_s)
+    with open_tier(tier, clock=clock) as pool:
+        check_every_block(pool)
+
+
 def test_what_was_removed_or_dropped_stays_away(tier: Path) -> None:
     with open_tier(tier) as pool:
         by_id = {space.id.hex(): space for space, _ in spaces_of(pool)}
