@@ -37,7 +37,8 @@ Result<void> Node::attach(std::unique_ptr<Ssd> tier) {
        .ghosts_max = 0,
        .admit = options_.ssd.durability == Durability::durable ? SsdAdmit::all : options_.ssd_admit,
        .free_late = options_.ssd.durability == Durability::relaxed});
-  if (auto known = store_->restore_spaces(tier->spaces(), tier->classes()); !known) return known;
+  if (auto known = store_->restore_spaces(tier->spaces(), tier->classes(), facts.entries); !known)
+    return known;
   std::vector<BlockKey> forgotten = tier->forgotten();
   std::vector<Hash128> parents;
   std::vector<float> heats;

@@ -161,7 +161,7 @@ class Store {
   // Takes in what the tier has. `decay`: heat left of heat 1 at that stamp. Refuses what this pool
   // has no room to bring back; `forgotten`: entries that cannot be kept.
   Result<void> restore_spaces(const std::vector<SsdSpace>& spaces,
-                              const std::vector<SsdClass>& classes);
+                              const std::vector<SsdClass>& classes, std::uint64_t entries);
   bool restore_entry(const BlockKey& key, const BlockEntry& entry);
   // After the last entry: chains and heat. `heat_of` is asked once per record, by record.
   using HeatOf = std::function<double(BlockId)>;
@@ -288,6 +288,7 @@ class Store {
   void leave_dram(BlockId record, Seconds now);
   void demote(BlockId record, Seconds now);
   void doom(BlockId record);
+  std::vector<BlockId> restored_parents(const ParentOf& parent_of) const;
   bool enter_dram_order(BlockId record, BlockId parent, Seconds now);
   void has_come(BlockId record, BlockId parent, bool is_remembered, Seconds now);
   bool is_warm_enough(BlockId record) const;

@@ -3,9 +3,16 @@
 #include "base/check.h"
 
 namespace kvpool {
+namespace {
+
+constexpr BlockId kMissing = kNoBlock - 1;
+constexpr BlockId kLookUpsAhead = 12;
+
+}  // namespace
 
 Result<void> Store::restore_spaces(const std::vector<SsdSpace>& spaces,
-                                   const std::vector<SsdClass>& classes) {
+                                   const std::vector<SsdClass>& classes, std::uint64_t entries) {
+  index_->begin_with(entries);
   for (const SsdClass& found : classes)
     if (!ssd_->restore_class(found))
       return fail(Code::refused, "slabs for slots of " + std::to_string(found.slot_bytes) +
@@ -57,25 +64,44 @@ bool Store::restore_entry(const BlockKey& key, const BlockEntry& entry) {
   return true;
 }
 
+// Of each record; kNoBlock: it has none, kMissing: it is not there. Each look-up is two cold lines,
+// one after the other, so those of many records are on their way at a time.
+std::vector<BlockId> Store::restored_parents(const ParentOf& parent_of) const {
+  std::vector<BlockId> parents(records_used_, kNoBlock);
+  const auto is_asked = [&](BlockId record) {
+    return record < records_used_ && private_[record].state == State::resident &&
+           parent_of(record) != Hash128{};
+  };
+  for (BlockId record = 0; record < records_used_; ++record) {
+    const BlockId far = record + 2 * kLookUpsAhead, near = record + kLookUpsAhead;
+    if (is_asked(far)) index_->prefetch_bucket(parent_of(far), index_->fields(far).incarnation);
+    if (is_asked(near)) index_->prefetch_record(parent_of(near), index_->fields(near).incarnation);
+    if (!is_asked(record)) continue;
+    if (!index_->find(parent_of(record), index_->fields(record).incarnation, parents[record]))
+      parents[record] = kMissing;
+  }
+  return parents;
+}
+
 // Parents before children, wherever they come in the order of keys. A child whose parent is not
 // there could never be reached: it goes, and what hangs on it.
 void Store::restore_chains(const ParentOf& parent_of, const HeatOf& heat_of, Seconds now) {
   enum class Seen : std::uint8_t { no, open, kept, orphan };
   std::vector<Seen> seen(records_used_, Seen::no);
-  std::vector<BlockId> parents(records_used_, kNoBlock), path, orphans;
+  std::vector<BlockId> parents = restored_parents(parent_of), path, orphans;
   for (BlockId start = 0; start < records_used_; ++start) {
     if (private_[start].state != State::resident) continue;
     bool is_orphan = false;
     for (BlockId at = start; seen[at] == Seen::no;) {
       seen[at] = Seen::open;
       path.push_back(at);
-      const Hash128 hash = parent_of(at);
-      if (hash == Hash128{}) break;
-      BlockId parent = kNoBlock;
-      const bool found = index_->find(hash, index_->fields(at).incarnation, parent);
-      is_orphan = !found || seen[parent] == Seen::orphan || seen[parent] == Seen::open;
-      if (is_orphan) break;
-      parents[at] = parent;
+      const BlockId parent = parents[at];
+      if (parent == kNoBlock) break;
+      is_orphan = parent == kMissing || seen[parent] == Seen::orphan || seen[parent] == Seen::open;
+      if (is_orphan) {
+        parents[at] = kNoBlock;
+        break;
+      }
       at = parent;
     }
     for (; !path.empty(); path.pop_back()) {

@@ -112,6 +112,7 @@ struct SsdFacts {
   std::uint64_t units = 0;        // of 2 MiB for payload
   std::uint64_t index_bytes = 0;  // size of index.mdb
   std::uint64_t index_used_bytes = 0;
+  std::uint64_t entries = 0;      // of blocks, as of the last commit
   std::uint64_t entries_max = 0;  // what surely fits into the index
   std::uint64_t next_space = 1;
   double tau_s = 0;
