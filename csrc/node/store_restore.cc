@@ -106,6 +106,8 @@ void Store::restore_chains(const ParentOf& parent_of, const HeatOf& heat_of, Sec
     }
     for (; !path.empty(); path.pop_back()) {
       const BlockId record = path.back();
+      if (path.size() > kLookUpsAhead)
+        __builtin_prefetch(&view().record(path[path.size() - 1 - kLookUpsAhead]));
       const IndexWriter::Fields fields = index_->fields(record);
       seen[record] = is_orphan ? Seen::orphan : Seen::kept;
       if (is_orphan) orphans.push_back(record);
