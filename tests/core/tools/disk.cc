@@ -136,8 +136,7 @@ void Disk::write_image(const std::string& directory, Dice& dice) const {
   for (const auto& [id, file] : files_) {
     const std::vector<std::byte> content = file->after_power_cut(dice);
     const std::string path = directory + "/" + file->name();
-    // Over the last image: of a file that is cut to nothing first, ext4 would flush the new
-    // content.
+    // Over the last image: ext4 flushes what is written into a file that was cut to nothing.
     const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     KVP_CHECK(fd >= 0 && ftruncate(fd, static_cast<off_t>(content.size())) == 0);
     KVP_CHECK(pwrite(fd, content.data(), content.size(), 0) ==

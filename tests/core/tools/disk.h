@@ -91,8 +91,9 @@ class Disk {
   void write_image(const std::string& directory, Dice& dice) const;
   // Bytes in which the files differ from what was heard of them; not 0: a call was not heard.
   std::uint64_t unheard_bytes() const;
-  // In a forked child: no call is followed any more.
-  void let_go() { is_off_ = true; }
+  // In a forked child: no call is followed any more, and nothing is worth a flush.
+  void let_go() { is_off_ = has_let_go_ = true; }
+  bool has_let_go() const { return has_let_go_; }
 
   // --- for disk_calls.cc ---
   struct Call {
@@ -111,7 +112,7 @@ class Disk {
   std::string directory_;
   std::map<FileId, std::unique_ptr<DiskFile>> files_;
   Deaf deaf_ = Deaf::no;
-  std::atomic<bool> is_off_{true};
+  std::atomic<bool> is_off_{true}, has_let_go_{false};
   double probability_ = 0;
   Dice dice_{0};
   std::function<void()> act_;

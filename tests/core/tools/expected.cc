@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "disk.h"
 
 namespace kvpool::test {
 namespace {
@@ -52,7 +53,11 @@ IndexState state_in(MDB_txn* txn) {
     state.classes[record_of<std::uint64_t>(key)] = record_of<std::uint64_t>(value);
   });
   for_each(txn, "blocks", [&](const MDB_val& key, const MDB_val& value) {
-    state.entries[record_of<KeyBytes>(key)] = record_of<BlockEntry>(value);
+    const auto block = record_of<BlockKey>(key);
+    if (state.spaces.contains(block.space()))
+      state.entries[bytes_of(block)] = record_of<BlockEntry>(value);
+    else
+      ++state.hidden;
   });
   return state;
 }
@@ -70,7 +75,7 @@ bool is_ours(MDB_txn* txn) {
 
 bool is_same(const IndexState& a, const IndexState& b) {
   return a.spaces == b.spaces && a.classes == b.classes && a.next_space == b.next_space &&
-         std::memcmp(&a.tau_s, &b.tau_s, sizeof a.tau_s) == 0 &&
+         a.hidden == b.hidden && std::memcmp(&a.tau_s, &b.tau_s, sizeof a.tau_s) == 0 &&
          std::ranges::equal(a.entries, b.entries, [](const auto& one, const auto& other) {
            return one.first == other.first && is_same(one.second, other.second);
          });
@@ -114,6 +119,7 @@ void Expected::commit_ended(bool committed) {
     states_.pop_back();
     return;
   }
+  ++since_promise_;
   const IndexState& state = states_.back();
   for (const auto& [key, entry] : state.entries) {
     if (entry.generation != state.groups) continue;  // of an earlier commit
@@ -125,6 +131,11 @@ void Expected::commit_ended(bool committed) {
     recycled_ += !is_new && before->second != entry.sum;
     before->second = entry.sum;
   }
+}
+
+void Expected::promise_newest() {
+  std::lock_guard lock(mutex_);
+  since_promise_ = 0;
 }
 
 IndexState Expected::newest() {
@@ -164,6 +175,7 @@ extern "C" __attribute__((visibility("default"))) int mdb_txn_commit(MDB_txn* tx
   Expected& expected = Expected::instance();
   expected.commit_starts(kvpool::test::state_in(txn));
   const int code = next(txn);
+  kvpool::test::Disk::instance().moment();  // done, and nobody has been told
   expected.commit_ended(code == 0);
   return code;
 }

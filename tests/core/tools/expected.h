@@ -29,6 +29,8 @@ inline KeyBytes bytes_of(const BlockKey& key) {
 
 struct IndexState {
   std::map<KeyBytes, BlockEntry> entries;
+  // Entries of namespaces that were dropped: not shown, deleted by and by.
+  std::uint64_t hidden = 0;
   std::map<std::uint32_t, std::pair<Hash128, std::uint64_t>> spaces;  // id, block bytes
   std::map<std::uint64_t, std::uint64_t> classes;
   std::uint64_t next_space = 0, groups = 0;
@@ -58,6 +60,8 @@ class Expected {
   void commit_starts(IndexState next);
   void commit_ended(bool committed);
 
+  // What is acknowledged now is never to be lost, not even by `relaxed`.
+  void promise_newest();
   IndexState newest();  // acknowledged
   bool was_committed(const Hash128& hash);
   std::uint64_t recycled();  // entries in an extent that another entry had before
@@ -67,6 +71,7 @@ class Expected {
   // Under hold(). How many acknowledged commits an image with this content has lost; -1: it has
   // the commit that was under way. nullopt: it is none of the last kStates states.
   std::optional<int> commits_lost(const IndexState& found) const;
+  bool is_promised(int commits_lost) const { return commits_lost <= since_promise_; }
   const KnownPayload* payload_of(const Hash128& sum) const;
   bool is_committing() const { return is_committing_; }
 
@@ -78,6 +83,7 @@ class Expected {
   std::map<Hash128, KnownPayload> payloads_;
   std::deque<IndexState> states_;  // newest last
   bool is_committing_ = false;     // the last one is not acknowledged yet
+  int since_promise_ = 0;          // commits
   std::set<Hash128> committed_;
   std::map<std::uint64_t, Hash128> extents_;  // offset -> checksum of the last entry there
   std::uint64_t recycled_ = 0;

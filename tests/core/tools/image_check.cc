@@ -38,7 +38,7 @@ IndexState state_of(const Ssd& ssd, Verdict& verdict) {
   const auto visited = ssd.for_each_entry(
       [&](const BlockKey& key, const BlockEntry& entry) { state.entries[bytes_of(key)] = entry; });
   if (!visited) state.entries.clear();
-  verdict.forgotten = ssd.forgotten().size();
+  state.hidden = ssd.forgotten().size();
   verdict.entries = state.entries.size();
   return state;
 }
@@ -113,6 +113,7 @@ void look_at(const std::string& directory, Durability durability, bool chains, V
   const auto lost = Expected::instance().commits_lost(state);
   verdict.is_a_state = lost.has_value();
   verdict.commits_lost = lost.value_or(0);
+  verdict.is_promise_kept = Expected::instance().is_promised(verdict.commits_lost);
   check_extents(state, verdict);
   if (chains) check_chains(state, verdict);
   check_payloads(**opened, state, verdict);

@@ -84,6 +84,7 @@ void NodeLoad::open() {
   if (!opened) std::fprintf(stderr, "%s\n", opened.error().message.c_str());
   KVP_CHECK(opened.has_value());
   node_ = std::move(*opened);
+  if (options_.durability != Durability::relaxed) Expected::instance().promise_newest();
   for (Space& space : spaces_) name_space(space, space.id);
 }
 
@@ -115,11 +116,11 @@ void NodeLoad::step() {
     put();
   else if (which < 85)
     get();
-  else if (which < 93)
+  else if (which < 92)
     remove();
-  else if (which < 96)
+  else if (which < 94)
     KVP_CHECK(node_->flush(never_hung()));
-  else if (which < 98)
+  else if (which < 96)
     drop();
   else
     resize();

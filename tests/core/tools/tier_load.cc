@@ -43,6 +43,7 @@ void TierLoad::open() {
   if (!opened) std::fprintf(stderr, "%s\n", opened.error().message.c_str());
   KVP_CHECK(opened.has_value());
   ssd_ = std::move(*opened);
+  Expected::instance().promise_newest();
 }
 
 void TierLoad::reopen() {
@@ -56,6 +57,7 @@ void TierLoad::reopen() {
   for (const SsdSpace& space : ssd_->spaces())
     shown.spaces[space.number] = {space.id, space.block_bytes};
   for (const SsdClass& each : ssd_->classes()) shown.classes[each.slot_bytes] = each.slab_units;
+  shown.hidden = ssd_->forgotten().size();
   shown.next_space = ssd_->facts().next_space;
   shown.tau_s = ssd_->facts().tau_s;
   differing_ += !is_same(shown, newest);
