@@ -124,7 +124,9 @@ void Store::free_ssd_ahead(Seconds now) {
 // them go as a slab has slots, and what is left in its emptiest slab moves into the holes.
 bool Store::start_draining(ClassId klass, Seconds now) {
   SlabPool& slots = ssd_->slots();
-  if (draining_ || ssd_->can_add_slab(klass)) return draining_.has_value();
+  // One that gets no emptier may wait for just those who wait for this.
+  if (draining_) return idle_moves_ < kIdleMovesMax;
+  if (ssd_->can_add_slab(klass)) return false;
   if (drain_later_ > 0) {
     --drain_later_;
     return false;
@@ -165,6 +167,7 @@ std::optional<SlabId> Store::slab_to_empty() {
   }
   slots.set_draining(beyond.front(), true);
   draining_ = beyond.front();
+  idle_moves_ = 0;
   return draining_;
 }
 

@@ -19,14 +19,11 @@ struct IndexStore::Parts {
   Parts(const Parts&) = delete;
   Parts& operator=(const Parts&) = delete;
   ~Parts() {
-    if (env == nullptr) return;
-    if (syncs_at_close && !is_broken) mdb_env_sync(env, 1);  // nobody is left to tell of a failure
-    mdb_env_close(env);
+    if (env != nullptr) mdb_env_close(env);
   }
 
   std::string path;
   MDB_env* env = nullptr;
-  bool syncs_at_close = false;  // `relaxed`: the last commit is not on the device yet
   MDB_dbi meta_db = 0, spaces_db = 0, classes_db = 0, blocks_db = 0;
   TierMeta meta;
   // Written by the writer, read by whoever shows figures.

@@ -191,7 +191,6 @@ Result<std::unique_ptr<IndexStore>> IndexStore::create(const std::string& path,
     ::unlink((path + "-lock").c_str());
     return std::unexpected(formatted.error());
   }
-  parts->syncs_at_close = relaxed;
   parts->refresh_figures(0);
   return std::unique_ptr<IndexStore>(new IndexStore(std::move(parts)));
 }
@@ -236,7 +235,6 @@ Result<std::unique_ptr<IndexStore>> IndexStore::open(const std::string& path, bo
   if (writes)
     if (const int code = posix_fallocate(file.get(), 0, static_cast<off_t>(bytes)))
       return std::unexpected(parts->error(code, "cannot get its full size on the disk"));
-  parts->syncs_at_close = relaxed && writes;
   parts->refresh_figures(0);
   return std::unique_ptr<IndexStore>(new IndexStore(std::move(parts)));
 }
@@ -246,7 +244,7 @@ IndexStore::IndexStore(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) 
 // With `relaxed` a process that ends in peace leaves nothing that the power could take.
 IndexStore::~IndexStore() {
   unsigned flags = 0;
-  if (mdb_env_get_flags(parts_->env, &flags) == 0 && (flags & MDB_NOMETASYNC) != 0)
+  if (!is_broken() && mdb_env_get_flags(parts_->env, &flags) == 0 && (flags & MDB_NOMETASYNC) != 0)
     (void)mdb_env_sync(parts_->env, 1);
 }
 
