@@ -330,7 +330,8 @@ class RawDisk:
     """
     A new file, read and written past the page cache: the floor of the SSD bench.
 
-    One call per block, `threads` in flight, from and to one batch of aligned memory. One caller at a time; releases the GIL.
+    One call per block, `threads` in flight, from and to one batch of aligned memory.
+    One caller at a time; releases the GIL.
     """
 
     def __init__(
@@ -344,5 +345,6 @@ class RawDisk:
 
 def ssd_capacity_for(blocks: int, block_bytes: int) -> int:
     """
-    Bytes of an SSD tier that holds that many blocks, its index included; a few more may fit. Raises BadArgument.
+    Bytes of an SSD tier that holds that many blocks, its index included; a few more may
+    fit. Raises BadArgument.
     """

@@ -244,7 +244,7 @@ IndexStore::IndexStore(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) 
 // With `relaxed` a process that ends in peace leaves nothing that the power could take.
 IndexStore::~IndexStore() {
   unsigned flags = 0;
-  if (mdb_env_get_flags(parts_->env, &flags) == 0 && (flags & MDB_NOMETASYNC) != 0)
+  if (!is_broken() && mdb_env_get_flags(parts_->env, &flags) == 0 && (flags & MDB_NOMETASYNC) != 0)
     (void)mdb_env_sync(parts_->env, 1);
 }
 
@@ -319,6 +319,8 @@ Result<void> IndexStore::for_each_entry(const Visit& visit) const {
 }
 
 bool IndexStore::is_broken() const { return parts_->is_broken; }
+
+bool IndexStore::sync() { return !parts_->is_broken && mdb_env_sync(parts_->env, 1) == 0; }
 std::uint64_t IndexStore::used_bytes() const { return parts_->used_bytes; }
 std::uint64_t IndexStore::written_bytes() const { return parts_->written_bytes; }
 std::uint64_t IndexStore::entries() const { return parts_->entries; }

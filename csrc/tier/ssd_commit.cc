@@ -136,6 +136,14 @@ bool Ssd::Parts::commit_index(const SsdGroup& group) {
   return true;
 }
 
+bool Ssd::sync() {
+  Parts& p = *parts_;
+  if (p.options.durability != Durability::relaxed) return true;
+  if (p.index->sync()) return true;
+  p.count_fault(p.commit_faults, "the index could not be flushed");
+  return false;
+}
+
 void Ssd::Parts::count_written(const SsdGroup& group) {
   for (const SsdWrite& write : group.writes)
     if (write.written) {

@@ -1,6 +1,7 @@
 """A trace through DRAM and SSD: right bytes, hits by tier, and what a restart leaves of them."""
 
 import io
+import itertools
 import json
 from pathlib import Path
 
@@ -308,6 +309,20 @@ def test_what_was_asked_is_planned() -> None:
     made = asked(ssd=Path("s"), ssd_capacity_blocks=7, restart_at=0.5, keep_ssd=True).plan()
     assert made.ssd == SsdOptions(Path("s"), 7, "second_use", 0.5, True)
     assert asked().plan().ssd is None
+
+
+def test_a_public_trace_restarts_and_comes_back_byte_for_byte(traces: Path, tmp_path: Path) -> None:
+    part = tmp_path / "part.jsonl"
+    with (traces / "conversation_trace.jsonl").open("rb") as whole:
+        part.write_bytes(b"".join(itertools.islice(whole, 1500)))
+    pool = "--bytes --block-bytes 16KiB --capacity-blocks 1000 --ssd-capacity-blocks 5000"
+    more = "--ssd-admit all --restart-at 0.5 --json"
+    words = ["replay", str(part), *pool.split(), *more.split(), "--ssd", str(tmp_path / "ssd")]
+    done = CliRunner().invoke(cli.app, words)
+    assert done.exit_code == 0, done.output
+    (row,) = map(json.loads, done.stdout.splitlines())
+    assert (row["requests"], row["mismatches"]) == (1500, 0)
+    assert min(row["dram_hit_blocks"], row["ssd_hit_blocks"], row["restored_hits"]) > 0
 
 
 # --- tables and the demo -------------------------------------------------------------------------
