@@ -131,7 +131,7 @@ Store::Added Store::add_write(BlockId record, const GroupLimits& limits, WriteBa
   const IndexWriter::Fields fields = index_->fields(record);
   if (namespaces_.of(fields.incarnation) == nullptr) return Added::never;
   const auto klass = ssd_class(record);
-  if (!klass || ssd_->slots().slab_units(*klass) > ssd_->slots().limit()) {
+  if (!klass || ssd_->slots().slab_units(*klass) > ssd_->options().facts.units) {
     ++counters_.ssd_no_room;
     return Added::never;
   }
@@ -306,6 +306,7 @@ std::optional<SlabId> Store::slab_to_empty() {
       slots.slabs_beyond(static_cast<std::uint32_t>(ssd_->options().facts.units));
   if (beyond.empty()) {
     is_ssd_shrinking_ = false;
+    ssd_->settle_end();
     return std::nullopt;
   }
   slots.set_draining(beyond.front(), true);
