@@ -64,7 +64,7 @@ Store::Added Store::add_write(BlockId record, const GroupLimits& limits, WriteBa
   const IndexWriter::Fields fields = index_->fields(record);
   if (namespaces_.of(fields.incarnation) == nullptr) return Added::never;
   const auto klass = ssd_class(record);
-  if (!klass || ssd_->slots().slab_units(*klass) > ssd_->slots().limit()) {
+  if (!klass || ssd_->slots().slab_units(*klass) > ssd_->options().facts.units) {
     ++counters_.ssd_no_room;
     return Added::never;
   }
