@@ -228,6 +228,7 @@ class Node {
   Result<void> attach(std::unique_ptr<Ssd> tier);
   void write_back();
   bool write_group(Lock& lock);
+  void make_group(Lock& lock, WriteBack& batch);
   Store::GroupLimits group_limits() const;
   void prepare_payload(WriteBack& batch, std::vector<Bounce>& bounces);
   void carry_out_resize(Lock& lock);
