@@ -25,7 +25,7 @@ from kvpool.manifest import Manifest
 from kvpool.pool import Namespace, Pool, Slot, View, open
 from kvpool.types import Hit, Keys, Put, PutResult, Reason, Tier
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "BadArgument",

@@ -17,6 +17,7 @@ import typer
 from rich.console import Console, RenderableType
 
 import kvpool
+from kvpool import ssd_cli
 from kvpool.replay import arguments
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(ssd_cli.app, name="ssd")
 
 Seed = Annotated[int, typer.Option(min=0, help="The same seed gives the same workload.")]
 

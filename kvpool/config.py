@@ -92,35 +92,48 @@ SSD_TIMEOUT_S = 5.0
 _IO_THREADS_MAX = 64
 
 
-def ssd_options(path: object, given: dict[str, Any]) -> dict[str, Any]:
+def ssd_options(
+    path: object,
+    *,
+    ssd_capacity: Any = None,
+    durability: Any = "async",
+    ssd_admit: Any = None,
+    ssd_free_floor: Any = None,
+    ssd_io_threads: Any = None,
+    ssd_direct: Any = None,
+    ssd_timeout: Any = None,
+) -> dict[str, Any]:
     """The options of an SSD tier as the core takes them, from those of kvpool.open().
 
-    `given` maps the names of kvpool.open() to what the caller wrote, None where that is nothing.
-    A None path is no tier: then nothing may be given but the default durability. Raises
-    BadArgument, BadType.
+    None is what the caller did not say. A None path is no tier: then nothing may be said but the
+    default durability. Raises BadArgument, BadType.
     """
-    durability = given["durability"]
     check_choice("durability", durability, DURABILITIES)
     if path is None:
-        for name, value in given.items():
-            if value is not None and (name, value) != ("durability", "async"):
-                raise BadArgument(f"{name} is {shown(value)}, but there is no SSD tier; set ssd")
-    admit = _default(given["ssd_admit"], "all" if durability == "durable" else "second_use")
+        _refuse_without_tier(
+            ssd_capacity=ssd_capacity,
+            durability=None if durability == "async" else durability,
+            ssd_admit=ssd_admit,
+            ssd_free_floor=ssd_free_floor,
+            ssd_io_threads=ssd_io_threads,
+            ssd_direct=ssd_direct,
+            ssd_timeout=ssd_timeout,
+        )
+    admit = _default(ssd_admit, "all" if durability == "durable" else "second_use")
     check_choice("ssd_admit", admit, ADMISSIONS)
     if durability == "durable" and admit != "all":
         raise BadArgument(
             f"ssd_admit is {admit!r}, but durable writes every block; leave it out, or choose"
             " another durability"
         )
-    capacity = given["ssd_capacity"]
-    floor = _default(given["ssd_free_floor"], SSD_FREE_FLOOR)
-    threads = _default(given["ssd_io_threads"], SSD_IO_THREADS)
-    direct = _default(given["ssd_direct"], True)
-    timeout = _default(given["ssd_timeout"], SSD_TIMEOUT_S)
+    direct = _default(ssd_direct, True)
     check_type("ssd_direct", direct, bool)
+    floor = _default(ssd_free_floor, SSD_FREE_FLOOR)
+    threads = _default(ssd_io_threads, SSD_IO_THREADS)
+    timeout = _default(ssd_timeout, SSD_TIMEOUT_S)
     return {
         "ssd": "" if path is None else check_folder("ssd", path),
-        "ssd_capacity": 0 if capacity is None else check_ssd_capacity(capacity),
+        "ssd_capacity": 0 if ssd_capacity is None else check_ssd_capacity(ssd_capacity),
         "durability": durability,
         "ssd_admit": admit,
         "ssd_free_floor": check_size("ssd_free_floor", floor, 0, SSD_BYTES_MAX),
@@ -128,6 +141,12 @@ def ssd_options(path: object, given: dict[str, Any]) -> dict[str, Any]:
         "ssd_direct": direct,
         "ssd_timeout_s": check_number("ssd_timeout", timeout, 0.001, 3600),
     }
+
+
+def _refuse_without_tier(**options: object) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise BadArgument(f"{name} is {shown(value)}, but there is no SSD tier; set ssd")
 
 
 def check_ssd_capacity(value: str | int) -> int:

@@ -95,35 +95,18 @@ def open(
     does not wait, a crash loses what was still queued), `durable` (put returns after the commit),
     `relaxed` (as async, a crash may lose the newest commit too). ssd_admit: blocks worth writing,
     `second_use` (the default) or `all` (always so when durable). ssd_free_floor: left free on the
-    filesystem (default 1 GiB). ssd_io_threads: reads and writes in flight (default 8).
-    ssd_direct: False to go through the page cache. ssd_timeout: a read that takes longer is a miss
-    (default 5 s). What was stored is safe once flush() is True.
+    filesystem (default 1 GiB). ssd_io_threads: reads and writes in flight (8). ssd_direct: False to
+    go through the page cache. ssd_timeout: a read that takes longer is a miss (5 s).
 
     Raises BadArgument, NoResource, TierRefused (the directory is in use, foreign or damaged).
     Cost with an SSD: reading its index, about a second per million blocks.
     """
     dram_bytes = _size("dram", dram)
-    most = min(4 * dram_bytes, DRAM_BYTES_MAX) if dram_max is None else _size("dram_max", dram_max)
-    if most < dram_bytes:
-        raise BadArgument(f"dram_max is {most} bytes, less than dram ({dram_bytes})")
-    check_choice("policy", policy, POLICIES)
-    check_choice("prefault", prefault, PREFAULTS)
-    check_type("huge_pages", huge_pages, bool)
-    if clock is not None:
-        check_type("clock", clock, _core.ManualClock)
-    of_ssd = {
-        "ssd_capacity": ssd_capacity,
-        "durability": durability,
-        "ssd_admit": ssd_admit,
-        "ssd_free_floor": ssd_free_floor,
-        "ssd_io_threads": ssd_io_threads,
-        "ssd_direct": ssd_direct,
-        "ssd_timeout": ssd_timeout,
-    }
+    _check_kinds(policy, prefault, huge_pages, clock)
     return Pool(
         _core.Node.open(
             dram=dram_bytes,
-            dram_max=most,
+            dram_max=_dram_max(dram_bytes, dram_max),
             max_blocks=_max_blocks(max_blocks),
             policy=policy,
             tau_s=0.0 if tau_s is None else check_number("tau_s", tau_s, 0.001, 1e9),
@@ -132,7 +115,16 @@ def open(
             huge_pages=huge_pages,
             salt=secrets.randbits(64),
             clock=clock,
-            **ssd_options(ssd, of_ssd),
+            **ssd_options(
+                ssd,
+                ssd_capacity=ssd_capacity,
+                durability=durability,
+                ssd_admit=ssd_admit,
+                ssd_free_floor=ssd_free_floor,
+                ssd_io_threads=ssd_io_threads,
+                ssd_direct=ssd_direct,
+                ssd_timeout=ssd_timeout,
+            ),
         )
     )
 
@@ -203,11 +195,12 @@ class Pool:
     def flush(self, timeout: float = FLUSH_TIMEOUT_S) -> bool:
         """Wait until every block admitted to the SSD so far is committed there.
 
-        True: what was put before, and is worth keeping (ssd_admit), survives a crash and power
-        loss; under `relaxed` too. False: the time ran out, or the tier takes nothing more
-        (stats()["ssd_read_only_reason"]). True at once without an SSD tier. Releases the GIL.
+        True: what was put before, and is worth keeping (ssd_admit), survives a crash of the
+        process, and of the power too (but `relaxed` may lose the newest commit to that). False:
+        the time ran out, or the tier takes nothing more (stats()["ssd_read_only_reason"]). True at
+        once without an SSD tier. Releases the GIL.
         """
-        return self._node.flush(timeout)
+        return self._node.flush(check_number("timeout", timeout, 0, TIMEOUT_S_MAX))
 
     def trim(self) -> None:
         """Give memory that holds no block back to the system now."""
@@ -526,6 +519,21 @@ class Slot:
 
 def _size(name: str, value: str | int) -> int:
     return check_size(name, value, DRAM_BYTES_MIN, DRAM_BYTES_MAX)
+
+
+def _dram_max(dram_bytes: int, value: str | int | None) -> int:
+    most = min(4 * dram_bytes, DRAM_BYTES_MAX) if value is None else _size("dram_max", value)
+    if most < dram_bytes:
+        raise BadArgument(f"dram_max is {most} bytes, less than dram ({dram_bytes})")
+    return most
+
+
+def _check_kinds(policy: object, prefault: object, huge_pages: object, clock: object) -> None:
+    check_choice("policy", policy, POLICIES)
+    check_choice("prefault", prefault, PREFAULTS)
+    check_type("huge_pages", huge_pages, bool)
+    if clock is not None:
+        check_type("clock", clock, _core.ManualClock)
 
 
 def _max_blocks(value: int | None) -> int:

@@ -23,6 +23,9 @@ class FaultPoints {
   void resume(std::string_view point);
   void clear();
 
+  // Whether any point was armed since the last clear(): a step that passes many points at once goes
+  // through them one by one then.
+  bool is_armed() const { return armed_.load(std::memory_order_relaxed); }
   std::uint64_t hits(std::string_view point) const;     // passes that failed or waited
   std::uint64_t waiting(std::string_view point) const;  // passes that wait now
 

@@ -125,8 +125,9 @@ void set_clock(ManualClock& clock, double seconds) {
   clock.set(std::max(seconds, clock.now()));  // the GIL keeps others out in between
 }
 
-nb::typed<nb::dict, nb::str, nb::any> stats_dict(const NodeStats& s) {
-  nb::typed<nb::dict, nb::str, nb::any> d;
+using Stats = nb::typed<nb::dict, nb::str, nb::any>;
+
+void add_pool_stats(const NodeStats& s, Stats& d) {
   const auto add = [&](const char* name, std::uint64_t value) { d[name] = value; };
   add("blocks", s.blocks);
   add("blocks_limit", s.blocks_limit);
@@ -165,6 +166,11 @@ nb::typed<nb::dict, nb::str, nb::any> stats_dict(const NodeStats& s) {
   add("units_warm", s.warm_units);
   add("units_huge", s.huge_units);
   d["tau_s"] = s.policy.tau_s;
+}
+
+// The names are there without a tier too, so that a dashboard needs no case for it.
+void add_ssd_stats(const NodeStats& s, Stats& d) {
+  const auto add = [&](const char* name, std::uint64_t value) { d[name] = value; };
   add("demotions", s.store.demotions);
   add("evicted_unwritten", s.store.evicted_unwritten);
   add("promotions", s.store.promotions);
@@ -202,7 +208,6 @@ nb::typed<nb::dict, nb::str, nb::any> stats_dict(const NodeStats& s) {
   d["ssd_direct"] = s.ssd_facts.direct;
   d["ssd_read_only"] = s.ssd_read_only;
   d["ssd_read_only_reason"] = s.ssd_read_only_reason;
-  return d;
 }
 
 // --- one function per method: check, let the GIL go, call --------------------------------------
@@ -246,14 +251,17 @@ void trim(const NodeHandle& node) {
   open.trim();
 }
 
-nb::typed<nb::dict, nb::str, nb::any> stats(const NodeHandle& node) {
+Stats stats(const NodeHandle& node) {
   Node& open = usable(node);
   NodeStats stats;
   {
     const GilReleased released;
     stats = open.stats();
   }
-  return stats_dict(stats);
+  Stats d;
+  add_pool_stats(stats, d);
+  add_ssd_stats(stats, d);
+  return d;
 }
 
 bool settle(const NodeHandle& node, nb::handle timeout_s) {

@@ -173,7 +173,7 @@ void bind_raw_disk(nb::module_& m) {
   nb::class_<RawDisk>(m, "RawDisk",
                       "A new file, read and written past the page cache: the floor of the SSD "
                       "bench.\n\nOne call per block, `threads` in flight, from and to one batch "
-                      "of aligned memory. One caller at a time; releases the GIL.")
+                      "of aligned memory.\nOne caller at a time; releases the GIL.")
       .def(
           "__init__",
           [](RawDisk* self, const std::string& path, std::uint64_t blocks,

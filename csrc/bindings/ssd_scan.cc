@@ -177,7 +177,7 @@ void bind_ssd_scan(nb::module_& m) {
                    "A tier directory that no pool has open; see kvpool.ssd.\n\n"
                    "Locks it until close(). Raises TierRefused when it is in use, damaged or no "
                    "tier. Releases\n"
-                   "the GIL; about 2 s and 96 MB for 1,000,000 blocks.")
+                   "the GIL; about 1.5 s and 96 MB for 1,000,000 blocks.")
       .def(nb::new_(&Scan::open), "path"_a)
       .def("facts", &Scan::facts, "What the index says, and what was counted from it.")
       .def("ages", &Scan::ages, "now_s"_a,

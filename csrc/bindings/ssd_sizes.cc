@@ -56,7 +56,7 @@ std::uint64_t ssd_capacity_for(std::uint64_t blocks, std::uint64_t block_bytes) 
 
 void bind_ssd_sizes(nb::module_& m) {
   m.def("ssd_capacity_for", &ssd_capacity_for, "blocks"_a, "block_bytes"_a,
-        "Bytes of an SSD tier that holds that many blocks, its index included; a few more may "
+        "Bytes of an SSD tier that holds that many blocks, its index included; a few more may\n"
         "fit. Raises BadArgument.");
 }
 

@@ -35,7 +35,8 @@ class IndexReader {
   bool find(const Hash128& key, std::uint32_t incarnation, Found& found) const;
 
   // Leading keys that are present, and the fastest tier of each (tiers: nullptr or keys.size()
-  // bytes; 0 past the first miss). Groups of keys are prefetched, so cold lines cost about one miss a group.
+  // bytes; 0 past the first miss). Groups of keys are prefetched, so cold lines cost about one miss
+  // a group.
   std::size_t lookup(std::span<const Hash128> keys, std::uint32_t incarnation,
                      std::uint8_t* tiers) const;
 

@@ -47,6 +47,14 @@ IndexWriter::IndexWriter(Arena& index, const Arena& payload, std::uint64_t recor
   header.root.store(root_, std::memory_order_release);
 }
 
+void IndexWriter::begin_with(std::uint64_t entries) {
+  KVP_CHECK(entries_ == 0 && !growing());
+  const std::uint64_t log2 = std::min(log2_for(entries), view_.header().buckets_log2_max);
+  if (log2 <= (root_ & 63)) return;
+  root_ = ((root_ >> 8) + 1) << 8 | log2;  // the table before it is empty and stays so
+  view_.header().root.store(root_, std::memory_order_release);
+}
+
 std::uint64_t IndexWriter::table_bytes() const {
   return IndexView::buckets(root_) * sizeof(Bucket) +
          (next_root_ != 0 ? IndexView::buckets(next_root_) * sizeof(Bucket) : 0) +
@@ -156,6 +164,20 @@ void IndexWriter::erase(const Hash128& key, std::uint32_t incarnation, std::uint
   KVP_CHECK(drop(root_, hash, record));
   if (next_root_ != 0) drop(next_root_, hash, record);  // or not carried over yet
   --entries_;
+}
+
+void IndexWriter::prefetch_bucket(const Hash128& key, std::uint32_t incarnation) const {
+  const KeyHash hash = KeyHash::of(key, incarnation, view_.header().salt);
+  __builtin_prefetch(&view_.table(root_)[hash.bucket & (IndexView::buckets(root_) - 1)]);
+}
+
+void IndexWriter::prefetch_record(const Hash128& key, std::uint32_t incarnation) const {
+  const KeyHash hash = KeyHash::of(key, incarnation, view_.header().salt);
+  const Bucket& bucket = view_.table(root_)[hash.bucket & (IndexView::buckets(root_) - 1)];
+  for (const auto& word : bucket.hint)
+    if (const std::uint64_t hint = word.load(std::memory_order_relaxed);
+        hint_matches(hint, hash.tag))
+      __builtin_prefetch(&view_.record(hint_record(hint)));
 }
 
 bool IndexWriter::find(const Hash128& key, std::uint32_t incarnation, std::uint32_t& number) const {

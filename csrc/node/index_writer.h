@@ -24,6 +24,9 @@ class IndexWriter {
   // Formats an empty index into zeroed memory.
   IndexWriter(Arena& index, const Arena& payload, std::uint64_t records_max, std::uint64_t salt);
 
+  // Begins with a table for so many entries, instead of growing to it. Before the first insert.
+  void begin_with(std::uint64_t entries);
+
   const IndexView& view() const { return view_; }
   std::uint64_t entries() const { return entries_; }
   std::uint64_t table_bytes() const;
@@ -58,6 +61,9 @@ class IndexWriter {
   void erase(const Hash128& key, std::uint32_t incarnation, std::uint32_t record);
   // The record of a key, published or not; a plain probe under the node's lock.
   bool find(const Hash128& key, std::uint32_t incarnation, std::uint32_t& record) const;
+  // Ahead of a find: the first line it needs, and some calls later the second.
+  void prefetch_bucket(const Hash128& key, std::uint32_t incarnation) const;
+  void prefetch_record(const Hash128& key, std::uint32_t incarnation) const;
 
   // A bounded piece of growing or wiping; called by insert and by the node's own thread.
   void step(std::uint32_t buckets);

@@ -231,6 +231,7 @@ class Node {
   Store::GroupLimits group_limits() const;
   void prepare_payload(WriteBack& batch, std::vector<Bounce>& bounces);
   void carry_out_resize(Lock& lock);
+  void sync_index(Lock& lock);
   void write_last_stamps(Lock& lock);
   void wait_until_durable(Lock& lock, std::span<const BlockId> records, Deadline deadline,
                           PutStatus* statuses);
@@ -290,6 +291,7 @@ class Node {
   std::uint32_t urgent_ = 0;        // who waits for a commit
   std::uint64_t queued_bytes_ = 0;  // since the last group, about
   std::uint64_t resize_ssd_to_ = 0;
+  std::uint64_t syncs_asked_ = 0, syncs_done_ = 0;  // of the index, in order
   std::optional<Result<void>> ssd_resized_;
   std::uint32_t fetches_ = 0;
   std::thread writer_;

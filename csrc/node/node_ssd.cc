@@ -37,7 +37,8 @@ Result<void> Node::attach(std::unique_ptr<Ssd> tier) {
        .ghosts_max = 0,
        .admit = options_.ssd.durability == Durability::durable ? SsdAdmit::all : options_.ssd_admit,
        .free_late = options_.ssd.durability == Durability::relaxed});
-  if (auto known = store_->restore_spaces(tier->spaces(), tier->classes()); !known) return known;
+  if (auto known = store_->restore_spaces(tier->spaces(), tier->classes(), facts.entries); !known)
+    return known;
   std::vector<BlockKey> forgotten = tier->forgotten();
   std::vector<Hash128> parents;
   std::vector<float> heats;
@@ -68,6 +69,7 @@ void Node::write_back() {
   Lock lock(mutex_);
   while (!writer_ends_) {
     if (resize_ssd_to_ != 0) carry_out_resize(lock);
+    if (syncs_asked_ > syncs_done_ && !tier_->is_read_only()) sync_index(lock);
     const auto is_urgent = [&] {
       return writer_ends_ || urgent_ > 0 || resize_ssd_to_ != 0 ||
              queued_bytes_ >= (is_durable() ? kDurableGroupBytes : kGroupBytes) ||
@@ -78,7 +80,7 @@ void Node::write_back() {
       written_.notify_all();
       write_work_.wait_for(lock, kLookEvery, [&] {
         return writer_ends_ || resize_ssd_to_ != 0 ||
-               (!tier_->is_read_only() && store_->has_group_work());
+               (!tier_->is_read_only() && (store_->has_group_work() || syncs_asked_ > syncs_done_));
       });
       continue;
     }
@@ -186,7 +188,24 @@ bool Node::flush(Deadline deadline) {
   const auto is_done = [&] { return store_->ssd().queued() == 0 && !group_under_way_; };
   written_.wait_until(lock, deadline,
                       [&] { return writer_ends_ || tier_->is_read_only() || is_done(); });
-  return is_done() && !tier_->is_read_only() && !store_->ssd().has_unwritten();
+  if (!is_done() || tier_->is_read_only() || store_->ssd().has_unwritten()) return false;
+  if (options_.ssd.durability != Durability::relaxed) return true;
+  const std::uint64_t turn = ++syncs_asked_;
+  wake_writer();
+  written_.wait_until(lock, deadline,
+                      [&] { return writer_ends_ || tier_->is_read_only() || syncs_done_ >= turn; });
+  return syncs_done_ >= turn;
+}
+
+// On the writer's thread, which alone may touch the index. A failure is tried again until it is one
+// too many and the tier only reads.
+void Node::sync_index(Lock& lock) {
+  const std::uint64_t asked = syncs_asked_;
+  lock.unlock();
+  const bool is_synced = tier_->sync();
+  lock.lock();
+  if (is_synced) syncs_done_ = asked;
+  written_.notify_all();
 }
 
 // --- another size --------------------------------------------------------------------------------
@@ -211,8 +230,9 @@ Result<std::uint64_t> Node::resize_ssd(std::uint64_t capacity_bytes, Deadline de
   return tier_->facts().capacity_bytes;
 }
 
-// On the writer's thread. A smaller file is emptied beyond its new end first, group by group. Leaves
-// resize_ssd_to_ as it is only where another size was asked for meanwhile, or the node closes.
+// On the writer's thread. A smaller file is emptied beyond its new end first, group by group.
+// Leaves resize_ssd_to_ as it is only where another size was asked for meanwhile, or the node
+// closes.
 void Node::carry_out_resize(Lock& lock) {
   const std::uint64_t capacity = resize_ssd_to_;
   SsdFacts facts = tier_->facts();

@@ -8,13 +8,14 @@
 //   free -> taken (a write under way) -> an entry's -> doomed -> free
 //                         \-> quarantined (the device refused it; until the next open)
 //
-// Heat: one policy over all blocks of the node, whichever tier they lie in. Its order among those on
-// the SSD (group 1 + class) says who leaves the SSD; a block that has children in any tier is in no
-// order, so no suffix stays behind its parent. Group 0 holds those that lie in DRAM alone.
+// Heat: one policy over all blocks of the node, whichever tier they lie in. Its order among those
+// on the SSD (group 1 + class) says who leaves the SSD; a block that has children in any tier is in
+// no order, so no suffix stays behind its parent. Group 0 holds those that lie in DRAM alone.
 //
 // Promises:  1. a slot has one owner; free + taken + doomed + quarantined = slots of all slabs;
 //            2. a doomed slot is not given out before done_deleting() says so;
-//            3. memory follows what is used: 40 bytes a block beside its record, none without a tier.
+//            3. memory follows what is used: 40 bytes a block beside its record, none without a
+//               tier.
 // Thread rule: the node's lock.
 #pragma once
 #include <cstdint>

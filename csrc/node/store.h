@@ -161,7 +161,7 @@ class Store {
   // Takes in what the tier has. `decay`: heat left of heat 1 at that stamp. Refuses what this pool
   // has no room to bring back; `forgotten`: entries that cannot be kept.
   Result<void> restore_spaces(const std::vector<SsdSpace>& spaces,
-                              const std::vector<SsdClass>& classes);
+                              const std::vector<SsdClass>& classes, std::uint64_t entries);
   bool restore_entry(const BlockKey& key, const BlockEntry& entry);
   // After the last entry: chains and heat. `heat_of` is asked once per record, by record.
   using HeatOf = std::function<double(BlockId)>;
@@ -288,6 +288,7 @@ class Store {
   void leave_dram(BlockId record, Seconds now);
   void demote(BlockId record, Seconds now);
   void doom(BlockId record);
+  std::vector<BlockId> restored_parents(const ParentOf& parent_of) const;
   bool enter_dram_order(BlockId record, BlockId parent, Seconds now);
   void has_come(BlockId record, BlockId parent, bool is_remembered, Seconds now);
   bool is_warm_enough(BlockId record) const;
@@ -298,7 +299,8 @@ class Store {
   Added add_write(BlockId record, const GroupLimits& limits, WriteBack& batch, Seconds now);
   Added make_ssd_room(BlockId record, ClassId klass, bool must, Seconds now);
   std::optional<ClassId> coldest_ssd_class() const;
-  bool evict_from_ssd(ClassId klass, Seconds now);
+  bool evict_from_ssd(ClassId klass, Seconds now, int uncover_max = 0);
+  bool drop_coldest_unwritten(Seconds now);
   void drop_ssd_copy(BlockId record);
   void free_ssd_ahead(Seconds now);
   bool start_draining(ClassId klass, Seconds now);

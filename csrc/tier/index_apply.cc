@@ -172,7 +172,14 @@ Result<void> IndexStore::grow(std::uint64_t index_bytes, std::uint64_t capacity_
     }
     meta.index_bytes = index_bytes;
   }
-  return commit_with(*parts_, meta, [](MDB_txn*) { return 0; });
+  if (auto recorded = commit_with(*parts_, meta, [](MDB_txn*) { return 0; }); !recorded)
+    return recorded;
+  // Not even with `relaxed` may this one be taken back: the slab file is cut to it next.
+  if (const int code = mdb_env_sync(parts_->env, 1)) {
+    parts_->is_broken = true;
+    return std::unexpected(parts_->error(code, "cannot flush its new size"));
+  }
+  return {};
 }
 
 }  // namespace kvpool

@@ -256,12 +256,12 @@ class IndexCheck {
       return fail(Code::refused, "has pages of " + std::to_string(meta.free_list.pad) +
                                      " bytes; this kvpool reads pages of 4096");
     if (header.number != i || header.flags != lmdb::kMeta) return damaged(i, "is not a meta page");
-    if (meta.last_page < 1 || meta.last_page >= file_pages_)
-      return damaged(i, "names page " + std::to_string(meta.last_page) +
-                            " as the last, but the file has " + std::to_string(file_pages_));
     if (meta.map_bytes > file_pages_ * lmdb::kPageBytes)
       return damaged("it is cut short: it has " + std::to_string(file_pages_ * lmdb::kPageBytes) +
                      " bytes of " + std::to_string(meta.map_bytes));
+    if (meta.last_page < 1 || meta.last_page >= file_pages_)
+      return damaged(i, "names page " + std::to_string(meta.last_page) +
+                            " as the last, but the file has " + std::to_string(file_pages_));
     return {};
   }
 

@@ -59,6 +59,8 @@ class IndexStore {
   // know: then nothing may be written any more.
   Result<void> apply(const SsdGroup& group, const std::vector<BlockKey>& also_delete);
   bool is_broken() const;
+  // `relaxed`: the last commit survives power loss too from here on. False: the device said no.
+  bool sync();
 
   // A larger file; new capacity and units are recorded in the same commit. Smaller is never given.
   Result<void> grow(std::uint64_t index_bytes, std::uint64_t capacity_bytes, std::uint64_t units);

@@ -10,6 +10,7 @@
 // Promises:  every task that was submitted is run, once, before the destructor returns.
 // Thread-safe.
 #pragma once
+#include <algorithm>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -21,19 +22,48 @@
 #include <vector>
 
 #include "base/status.h"
+#include "tier/tier.h"
 
 namespace kvpool {
 
 // A slot is moved in pieces of this size, so that a large one uses several threads.
 inline constexpr std::uint64_t kIoPieceBytes = 1 << 20;
 inline constexpr std::uint32_t kIoThreadsMax = 64;
+inline constexpr std::size_t kIoSlotsMax = kIoPieceBytes / kSlotAlignBytes;  // in one transfer
+
+// One transfer: a piece of a large slot, or small slots that lie one behind the other.
+struct IoCut {
+  std::size_t first = 0, slots = 1;  // in a list of slots
+  std::uint64_t offset = 0;          // in the slot, if it is one
+  std::uint64_t bytes = 0;
+};
+
+// Cuts `count` slots into transfers; `place_of(i)` is anything with offset() and slot_bytes().
+// Slots of no bytes are in none.
+template <typename PlaceOf>
+std::vector<IoCut> cut_into_transfers(std::size_t count, PlaceOf place_of) {
+  std::vector<IoCut> cuts;
+  std::uint64_t end = 0;  // of the last cut, in the file
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint64_t at = place_of(i).offset(), bytes = place_of(i).slot_bytes();
+    if (!cuts.empty() && at == end && cuts.back().offset == 0 && bytes > 0 &&
+        cuts.back().first + cuts.back().slots == i && cuts.back().bytes + bytes <= kIoPieceBytes) {
+      ++cuts.back().slots;
+      cuts.back().bytes += bytes;
+    } else {
+      for (std::uint64_t done = 0; done < bytes; done += kIoPieceBytes)
+        cuts.push_back({i, 1, done, std::min(kIoPieceBytes, bytes - done)});
+    }
+    end = at + bytes;
+  }
+  return cuts;
+}
 
 struct IoTask {
   void (*run)(const IoTask&) = nullptr;
   void* owner = nullptr;
   void* item = nullptr;
-  std::uint64_t offset = 0;  // in the slot
-  std::uint64_t bytes = 0;
+  IoCut cut;
   std::shared_ptr<void> alive;  // kept until the task has run
 };
 

@@ -230,6 +230,25 @@ int SlabFile::read_at(std::uint64_t offset, std::byte* into, std::size_t bytes) 
   return error;
 }
 
+template <typename Call>
+bool SlabFile::move_run(std::uint64_t offset, std::span<const iovec> slots, Call call) {
+  if (faults_ != nullptr && faults_->is_armed()) return false;
+  std::size_t bytes = 0;
+  for (const iovec& slot : slots) bytes += slot.iov_len;
+  const int file = direct() ? direct_.get() : buffered_.get();
+  const ssize_t moved = call(file, slots.data(), static_cast<int>(slots.size()),
+                             static_cast<off_t>(kSsdDataOffset + offset));
+  return moved == static_cast<ssize_t>(bytes);
+}
+
+bool SlabFile::write_run(std::uint64_t offset, std::span<const iovec> slots) {
+  return move_run(offset, slots, pwritev);
+}
+
+bool SlabFile::read_run(std::uint64_t offset, std::span<const iovec> slots) {
+  return move_run(offset, slots, preadv);
+}
+
 int SlabFile::sync() {
   if (fires("ssd.sync")) return EIO;
   while (fdatasync(buffered_.get()) != 0)

@@ -112,6 +112,7 @@ struct SsdFacts {
   std::uint64_t units = 0;        // of 2 MiB for payload
   std::uint64_t index_bytes = 0;  // size of index.mdb
   std::uint64_t index_used_bytes = 0;
+  std::uint64_t entries = 0;      // of blocks, as of the last commit
   std::uint64_t entries_max = 0;  // what surely fits into the index
   std::uint64_t next_space = 1;
   double tau_s = 0;
@@ -192,6 +193,10 @@ class Ssd {
   // True: in the index, but for writes that are not `written`; a group of nothing is true and
   // touches no file. False: nothing of the group is (writes[i].written is false for all).
   bool commit(SsdGroup& group);
+
+  // With `relaxed`: what was committed so far survives power loss too, as with the others anyway.
+  // From the writer's thread. False: it may not.
+  bool sync();
 
   void read(const std::shared_ptr<SsdReads>& reads);
 

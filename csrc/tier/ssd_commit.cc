@@ -1,5 +1,6 @@
 // The writer's side: payload, flush, index, in that order.
 #include <algorithm>
+#include <array>
 
 #include "base/check.h"
 #include "tier/ssd_parts.h"
@@ -11,25 +12,34 @@ namespace {
 struct Writing {
   SlabFile* slabs = nullptr;
   const SsdWrite* write = nullptr;
-  IoBatch* batch = nullptr;
   std::atomic<int> error{0};  // the last one
+
+  void move(std::uint64_t offset, std::uint64_t bytes) {
+    const int failed =
+        slabs->write_at(write->place.offset() + offset, write->payload + offset, bytes);
+    if (failed != 0) error.store(failed, std::memory_order_relaxed);
+  }
 };
 
-void write_piece(const IoTask& task) {
-  Writing& writing = *static_cast<Writing*>(task.item);
-  const int error = writing.slabs->write_at(writing.write->place.offset() + task.offset,
-                                            writing.write->payload + task.offset, task.bytes);
-  if (error != 0) writing.error.store(error, std::memory_order_relaxed);
-  writing.batch->one_done();
+bool write_together(std::span<Writing> run) {
+  std::array<iovec, kIoSlotsMax> slots;
+  for (std::size_t i = 0; i < run.size(); ++i)
+    slots[i] = {const_cast<std::byte*>(run[i].write->payload), run[i].write->place.slot_bytes()};
+  return run[0].slabs->write_run(run[0].write->place.offset(), {slots.data(), run.size()});
+}
+
+void write_cut(const IoTask& task) {
+  const std::span run(static_cast<Writing*>(task.item), task.cut.slots);
+  if (run.size() == 1)
+    run[0].move(task.cut.offset, task.cut.bytes);
+  else if (!write_together(run))
+    for (Writing& writing : run) writing.move(0, writing.write->place.slot_bytes());
+  static_cast<IoBatch*>(task.owner)->one_done();
 }
 
 // What its owner could not provide is not written.
-std::uint64_t bytes_of(const SsdWrite& write) {
-  return write.payload == nullptr ? 0 : write.place.slot_bytes();
-}
-
-std::size_t pieces_of(const SsdWrite& write) {
-  return (bytes_of(write) + kIoPieceBytes - 1) / kIoPieceBytes;
+SsdPlace place_to_write(const SsdWrite& write) {
+  return write.payload == nullptr ? SsdPlace{} : write.place;
 }
 
 void write_nothing(SsdGroup& group) {
@@ -62,23 +72,20 @@ bool Ssd::commit(SsdGroup& group) {
 }
 
 void Ssd::Parts::write_payloads(SsdGroup& group) {
+  const auto cuts = cut_into_transfers(
+      group.writes.size(), [&](std::size_t i) { return place_to_write(group.writes[i]); });
   std::vector<Writing> writings(group.writes.size());
-  std::vector<IoTask> tasks;
-  std::size_t pieces = 0;
-  for (const SsdWrite& write : group.writes) pieces += pieces_of(write);
-  tasks.reserve(pieces);
-  IoBatch batch(pieces);
   for (std::size_t i = 0; i < writings.size(); ++i) {
-    const std::uint64_t bytes = bytes_of(group.writes[i]);
     writings[i].slabs = slabs.get();
     writings[i].write = &group.writes[i];
-    writings[i].batch = &batch;
-    for (std::uint64_t at = 0; at < bytes; at += kIoPieceBytes)
-      tasks.push_back(
-          {write_piece, nullptr, &writings[i], at, std::min(kIoPieceBytes, bytes - at), nullptr});
   }
+  IoBatch batch(cuts.size());
+  std::vector<IoTask> tasks;
+  tasks.reserve(cuts.size());
+  for (const IoCut& cut : cuts)
+    tasks.push_back({write_cut, &batch, &writings[cut.first], cut, nullptr});
   pool->submit(IoPool::Kind::write, tasks);
-  if (pieces > 0) batch.wait();
+  if (!cuts.empty()) batch.wait();
 
   for (std::size_t i = 0; i < writings.size(); ++i) {
     SsdWrite& write = group.writes[i];
@@ -129,6 +136,14 @@ bool Ssd::Parts::commit_index(const SsdGroup& group) {
   return true;
 }
 
+bool Ssd::sync() {
+  Parts& p = *parts_;
+  if (p.options.durability != Durability::relaxed) return true;
+  if (p.index->sync()) return true;
+  p.count_fault(p.commit_faults, "the index could not be flushed");
+  return false;
+}
+
 void Ssd::Parts::count_written(const SsdGroup& group) {
   for (const SsdWrite& write : group.writes)
     if (write.written) {
@@ -139,9 +154,9 @@ void Ssd::Parts::count_written(const SsdGroup& group) {
 
 void Ssd::Parts::count_fault(Counter& counter, const std::string& what) {
   counter.fetch_add(1, std::memory_order_relaxed);
-  if (write_faults + commit_faults > kSsdFaultsMax)
+  if (read_faults + write_faults + commit_faults > kSsdFaultsMax)
     make_read_only("more than " + std::to_string(kSsdFaultsMax) +
-                   " writes or commits failed since it was opened; the last: " + what);
+                   " reads, writes or commits failed since it was opened; the last: " + what);
 }
 
 // The first reason stays: what follows is often its consequence.

@@ -162,6 +162,7 @@ void Ssd::Parts::take_facts() {
   facts.units = meta.units;
   facts.index_bytes = meta.index_bytes;
   facts.index_used_bytes = index->used_bytes();
+  facts.entries = index->entries();
   facts.entries_max = IndexStore::entries_max(meta.index_bytes);
   facts.next_space = meta.next_space;
   facts.tau_s = meta.tau_s;

@@ -19,7 +19,8 @@
 
 namespace kvpool {
 
-// Faults of writes and commits, since open, after which the tier only reads.
+// Faults of reads, writes and commits, since open, after which the tier only reads. Damage is none:
+// it says something about one slot, not about the device.
 inline constexpr std::uint64_t kSsdFaultsMax = 16;
 // Lock files and what a filesystem adds to files of this kind (lists of their pieces).
 inline constexpr std::uint64_t kSsdBooksBytes = 64 << 10;
@@ -63,7 +64,8 @@ struct Ssd::Parts {
   std::vector<BlockKey> keys_to_forget(std::size_t changes) const;
 
   // ssd_read.cc
-  static void read_piece(const IoTask& task);
+  static void read_cut(const IoTask& task);
+  bool read_together(std::span<SsdReads::Item> run);
   void end_read(SsdReads& reads, SsdReads::Item& item);
 
   bool fires(const char* point) const {

@@ -1,5 +1,5 @@
 // The readers' side. No lock of the tier and nothing of the index is touched here.
-#include <algorithm>
+#include <array>
 
 #include "block/checksum.h"
 #include "tier/ssd_parts.h"
@@ -38,46 +38,56 @@ void Ssd::Parts::end_read(SsdReads& reads, SsdReads::Item& item) {
   if (outcome == ReadOutcome::whole) {
     read_blocks.fetch_add(1, std::memory_order_relaxed);
     read_bytes.fetch_add(bytes, std::memory_order_relaxed);
+  } else if (outcome == ReadOutcome::damaged) {
+    damaged.fetch_add(1, std::memory_order_relaxed);
   } else {
-    Counter& counter = outcome == ReadOutcome::failed ? read_faults : damaged;
-    counter.fetch_add(1, std::memory_order_relaxed);
+    count_fault(read_faults, "a slot could not be read");
   }
   item.outcome.store(outcome, std::memory_order_release);
   reads.item_done();
 }
 
-void Ssd::Parts::read_piece(const IoTask& task) {
+bool Ssd::Parts::read_together(std::span<SsdReads::Item> run) {
+  std::array<iovec, kIoSlotsMax> into;
+  for (std::size_t i = 0; i < run.size(); ++i) into[i] = {run[i].into, run[i].place.slot_bytes()};
+  return slabs->read_run(run[0].place.offset(), {into.data(), run.size()});
+}
+
+void Ssd::Parts::read_cut(const IoTask& task) {
   Parts& parts = *static_cast<Parts*>(task.owner);
-  SsdReads::Item& item = *static_cast<SsdReads::Item*>(task.item);
-  const int error =
-      parts.slabs->read_at(item.place.offset() + task.offset, item.into + task.offset, task.bytes);
-  if (error != 0) item.io_failed.store(true, std::memory_order_relaxed);
-  // The thread that brings the last piece sees what the others brought.
-  if (item.pieces_left.fetch_sub(1, std::memory_order_acq_rel) == 1)
-    parts.end_read(*static_cast<SsdReads*>(task.alive.get()), item);
+  const std::span run(static_cast<SsdReads::Item*>(task.item), task.cut.slots);
+  const bool is_done = run.size() > 1 && parts.read_together(run);
+  for (SsdReads::Item& item : run) {
+    const std::uint64_t bytes = run.size() > 1 ? item.place.slot_bytes() : task.cut.bytes;
+    if (!is_done && parts.slabs->read_at(item.place.offset() + task.cut.offset,
+                                         item.into + task.cut.offset, bytes) != 0)
+      item.io_failed.store(true, std::memory_order_relaxed);
+    // The thread that brings the last piece sees what the others brought.
+    if (item.pieces_left.fetch_sub(1, std::memory_order_acq_rel) == 1)
+      parts.end_read(*static_cast<SsdReads*>(task.alive.get()), item);
+  }
 }
 
 void Ssd::read(const std::shared_ptr<SsdReads>& reads) {
-  std::vector<IoTask> tasks;
-  tasks.reserve(reads->items.size());
+  std::vector<SsdReads::Item>& items = reads->items;
   {
     std::lock_guard lock(reads->mutex_);
-    reads->left_ = reads->items.size();
+    reads->left_ = items.size();
   }
-  for (SsdReads::Item& item : reads->items) {
-    const std::uint64_t bytes = item.place.slot_bytes();
-    const std::uint64_t pieces =
-        item.into == nullptr ? 0 : (bytes + kIoPieceBytes - 1) / kIoPieceBytes;
-    item.pieces_left.store(static_cast<std::uint32_t>(pieces), std::memory_order_relaxed);
-    if (pieces == 0) {  // no block is empty: nowhere to read it to, or the place is wrong
-      item.io_failed.store(true, std::memory_order_relaxed);
+  const auto cuts = cut_into_transfers(items.size(), [&](std::size_t i) {
+    return items[i].into == nullptr ? SsdPlace{} : items[i].place;
+  });
+  std::vector<IoTask> tasks;
+  tasks.reserve(cuts.size());
+  for (const IoCut& cut : cuts) {
+    for (std::size_t i = cut.first; i < cut.first + cut.slots; ++i) ++items[i].pieces_left;
+    tasks.push_back({Parts::read_cut, parts_.get(), &items[cut.first], cut, reads});
+  }
+  for (SsdReads::Item& item : items)
+    if (item.pieces_left == 0) {  // no block is empty: nowhere to read it to, or no such place
+      item.io_failed = true;
       parts_->end_read(*reads, item);
-      continue;
     }
-    for (std::uint64_t at = 0; at < bytes; at += kIoPieceBytes)
-      tasks.push_back(
-          {Parts::read_piece, parts_.get(), &item, at, std::min(kIoPieceBytes, bytes - at), reads});
-  }
   parts_->pool->submit(IoPool::Kind::read, tasks);
 }
 

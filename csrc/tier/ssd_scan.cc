@@ -193,18 +193,17 @@ void SsdScan::Parts::take_out_overlaps() {
   const auto end_of = [](const Item& item) {
     return item.offset + SlabPool::slot_bytes(item.entry.bytes);
   };
-  std::vector<Item> good;
-  good.reserve(items.size());
   std::uint64_t end = 0;  // of all before
+  std::size_t kept = 0;
   for (std::size_t i = 0; i < items.size(); ++i) {
     const bool meets_one_before = items[i].offset < end;
     end = std::max(end, end_of(items[i]));
     if (meets_one_before || (i + 1 < items.size() && items[i + 1].offset < end))
       report(SsdDamage::Kind::overlap, items[i]);
     else
-      good.push_back(items[i]);
+      items[kept++] = items[i];
   }
-  items = std::move(good);
+  items.resize(kept);
 }
 
 // Relies on the order of offsets: the blocks of a slab follow each other.

@@ -24,6 +24,7 @@ from kvpool.bench.disk import (
     IO_THREADS,
     RawFile,
     bench_directory,
+    filesystem_of,
     forget_pages,
 )
 from kvpool.bench.rows import Row, Value, expect
@@ -54,7 +55,11 @@ def rates(scale: Scale) -> Iterator[Row]:
         # The fewest blocks: a group to warm up with, some to time and one to check.
         count = max(scale.of(WORKING_SET_BYTES, quick=1) // block_bytes, 4 * BATCHES[-1])
         with bench_directory(scale, 2 * tier_bytes(count, block_bytes)) as directory:
-            yield from _Shape(scale, directory, block_bytes, count).rows()
+            shape = _Shape(scale, directory, block_bytes, count)
+            shape.fill()
+            if block_bytes == BLOCK_BYTES[0]:
+                scale.say(shape.how_measured())
+            yield from shape.rows()
 
 
 class _Shape:
@@ -66,11 +71,23 @@ class _Shape:
         self._keys = keys_of(range(count))
         self._payload = Payload(block_bytes)
         self._memory: Words = np.ones((BATCHES[-1], block_bytes // 8), dtype=np.uint64)
+        self._is_direct = False
         self._raw = RawFile(directory / "raw", count, block_bytes, BATCHES[-1])
 
-    def rows(self) -> Iterator[Row]:
+    def fill(self) -> None:
         with self._opened(durability="durable") as pool:
             self._fill(pool)
+            self._is_direct = bool(pool.stats()["ssd_direct"])
+
+    def how_measured(self) -> str:
+        how = "past the page cache" if self._is_direct else "THROUGH THE PAGE CACHE (no O_DIRECT)"
+        return (
+            f"SSD files in {self._directory.parent} ({filesystem_of(self._directory)}), read and"
+            f" written {how}, {IO_THREADS} in flight; cold: in no DRAM of the pool, and not in the"
+            " page cache of this machine; a cache of its host is not ours to drop"
+        )
+
+    def rows(self) -> Iterator[Row]:
         for batch in BATCHES:
             yield self._get_row(batch)
         with self._opened(durability="durable") as pool:

@@ -351,5 +351,37 @@ TEST_CASE("a parent in another group than its children still waits for them") {
   }
 }
 
+TEST_CASE("blocks of a chain let go of each other in any order, and once is for good") {
+  Random random(testing::seed());
+  for (const PolicyKind kind : kHeated) {
+    CAPTURE(policy_name(kind));
+    for (int round = 0; round < 200; ++round) {
+      const auto policy = make_policy(kind, {8, 0, 0});
+      for (BlockId id = 0; id < 6; ++id) policy->insert(id, id, id ? id - 1 : kNoBlock, 0, id);
+      for (int step = 0; step < 8; ++step) {
+        policy->let_go(static_cast<BlockId>(random.below(6)));
+        policy->check_invariants();
+      }
+      for (BlockId id = 0; id < 5; ++id) policy->let_go(id);
+      policy->check_invariants();
+      for (BlockId id = 0; id < 6; ++id) CHECK(policy->parent(id) == kNoBlock);
+      CHECK(drain(*policy, 0, 7).size() == 6);
+    }
+  }
+}
+
+TEST_CASE("a block that lets go does not find a parent in the next owner of its parent's id") {
+  for (const PolicyKind kind : kHeated) {
+    CAPTURE(policy_name(kind));
+    const auto policy = make_policy(kind, {8, 0, 0});
+    for (BlockId id = 0; id < 3; ++id) policy->insert(id, id, id ? id - 1 : kNoBlock, 0, id);
+    policy->erase(0, 0, Leave::removed, 3);
+    policy->insert(0, 100, kNoBlock, 0, 4);
+    policy->let_go(1);
+    policy->check_invariants();
+    CHECK(policy->parent(1) == kNoBlock);
+  }
+}
+
 }  // namespace
 }  // namespace kvpool

@@ -298,7 +298,7 @@ class Churn {
   }
 
  private:
-  TempDirectory dir_;
+  TempDirectory dir_{test::memory_folder()};
   std::unique_ptr<IndexStore> store_;
   std::size_t most_;
   std::uint64_t bytes_;

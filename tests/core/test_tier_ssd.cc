@@ -2,11 +2,15 @@
 // wrong is said.
 #include "tier/ssd.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
+#include <csignal>
 #include <map>
 #include <thread>
 
 #include "core_build.h"
+#include "core_process.h"
 #include "tier/index_store.h"
 #include "tier_ssd.h"
 
@@ -202,6 +206,42 @@ TEST_CASE("ssd: flipped, cut and zeroed payload is damage or a failure, and neve
   CHECK(counters.damaged == 2);
   CHECK(counters.read_faults == 2);
   CHECK(counters.read_blocks == 1);
+}
+
+// The blocks lie in a row and are moved in one call; it stops in the middle of the third.
+TEST_CASE("ssd: of slots that are moved together only those that failed are lost") {
+  const TempDirectory directory;
+  const auto blocks = small_blocks(1, 0, 6);
+  const off_t end = static_cast<off_t>(kSsdDataOffset + blocks[2].place.offset() + 8192);
+  auto ssd = opened_tier(directory.path());
+  start(*ssd);
+  SsdGroup group = group_of(blocks);
+  REQUIRE(ssd->commit(group));
+  const off_t whole = test::stat_of(directory / "slabs").st_size;
+  REQUIRE(truncate((directory / "slabs").c_str(), end) == 0);
+  TierReads cut(blocks);
+  ssd->read(cut.reads);
+  REQUIRE(cut.reads->wait(soon()));
+  for (std::size_t i = 0; i < 6; ++i) {
+    CHECK(cut.outcome(i) == (i < 2 ? ReadOutcome::whole : ReadOutcome::failed));
+    if (i < 2) CHECK(cut.into[i] == blocks[i].payload);
+  }
+  REQUIRE(truncate((directory / "slabs").c_str(), whole) == 0);
+  ssd.reset();
+
+  const int status = test::status_of_child([&] {
+    const auto limited = test::open_tier(directory.path());
+    if (!limited) return 1;
+    std::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{static_cast<rlim_t>(end), static_cast<rlim_t>(end)};
+    if (setrlimit(RLIMIT_FSIZE, &limit) != 0) return 2;
+    SsdGroup again = group_of(blocks);
+    (void)(*limited)->commit(again);  // the limit may stop the index as well
+    for (std::size_t i = 0; i < 6; ++i)
+      if (again.writes[i].failed_io != (i >= 2)) return 3;
+    return (*limited)->counters().write_faults == 4 ? 0 : 4;
+  });
+  CHECK(status == 0);
 }
 
 TEST_CASE("ssd: what the index holds of unknown namespaces or impossible places is not shown") {

@@ -21,11 +21,11 @@ PACKAGE = "(kvpool)"  # `from kvpool import Pool`: the facade itself, which load
 RANKS = {
     0: ["errors", "types"],
     1: ["_core", "manifest", "keys", "config"],
-    2: ["layers", "pool"],
+    2: ["layers", "pool", "ssd"],
     3: [PACKAGE],
     4: ["replay", "bench", "observe"],
     5: ["connectors"],
-    6: ["cli", "__main__"],
+    6: ["ssd_cli", "cli", "__main__"],
 }
 RANK = {module: rank for rank, modules in RANKS.items() for module in modules}
 LIGHT = {"kvpool", "numpy", "msgpack", "xxhash"}

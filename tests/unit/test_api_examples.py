@@ -21,6 +21,10 @@ SAYS = {
         r"engine B loaded 128 blocks",
         r"the same in both engines",
     ],
+    "03_ssd_tier.py": [
+        r"after a restart: 256 of 256 blocks",
+        r"got 256 blocks, byte for byte",
+    ],
 }
 
 

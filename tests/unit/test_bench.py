@@ -29,17 +29,21 @@ FIELDS = {
 @pytest.fixture(scope="module")
 def measured() -> dict[str, list[dict]]:
     found = {}
-    for name in suite.BENCHES:
+    for name in FIELDS:
         done = CliRunner().invoke(cli.app, ["bench", name, "--json", "--quick"])
         assert done.exit_code == 0, done.output
         found[name] = [json.loads(line) for line in done.stdout.splitlines()]
     return found
 
 
-@pytest.mark.parametrize("name", FIELDS)  # of the rows of ssd: test_ssd_bench.py
+@pytest.mark.parametrize("name", FIELDS)
 def test_rows_have_exactly_their_fields(measured, name: str) -> None:
     assert measured[name]
     assert all(set(row) == FIELDS[name] for row in measured[name])
+
+
+def test_every_bench_is_tested_here_or_needs_a_disk() -> None:
+    assert set(suite.BENCHES) == {*FIELDS, "ssd"}  # test_ssd_bench.py
 
 
 def test_local_measures_every_work_size_and_batch(measured) -> None:

@@ -21,6 +21,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("bench")
     if filesystem_of(path) in ("tmpfs", "ramfs"):
         pytest.skip("the folder for temporary files is in memory")
+    try:
+        _core.RawDisk(str(path / "probe"), 1, 4096, 1, 1)
+    except kvpool.NoResource as error:
+        pytest.skip(f"the folder for temporary files is on no disk for this: {error}")
+    (path / "probe").unlink()
     return path
 
 

@@ -1,0 +1,174 @@
+// What one group writes, in which order, and what becomes of its records afterwards.
+#include <algorithm>
+
+#include "base/check.h"
+#include "node/store.h"
+
+namespace kvpool {
+namespace {
+
+// Deletes and stamps of one group; with its writes well below IndexStore::kChangesMax.
+constexpr std::size_t kDeletesPerGroup = 2048;
+constexpr std::size_t kStampsPerGroup = 256;  // each may dirty a page of the index of its own
+
+}  // namespace
+
+void Store::next_group(const GroupLimits& limits, WriteBack& batch, Seconds now) {
+  add_moves(limits, batch, now);
+  while (batch.items.size() < limits.blocks && batch.bytes < limits.bytes) {
+    const auto record = ssd_->pop();
+    if (!record) break;
+    Private& mine = private_[*record];
+    if ((mine.flags & kQueued) == 0) continue;  // gone since, or written as somebody's parent
+    const Added added = add_chain(*record, limits, batch, now);
+    if (added == Added::not_now) {
+      ssd_->push_front(*record);
+      break;
+    }
+    if (added != Added::yes) mine.flags &= static_cast<std::uint8_t>(~kQueued);
+  }
+  if (!batch.items.empty()) free_ssd_ahead(now);
+  ssd_->take_doomed(kDeletesPerGroup, batch.group.deletes);
+  add_stamps(limits, batch, now);
+  ssd_->take_names(batch.group);
+  if (ssd_->owes_commit()) {
+    batch.must_commit = ssd_->queued() > 0 || draining_ || is_ssd_shrinking_;
+    // A stamp of nobody: so it is a commit, whatever else there is or comes to nothing.
+    if (!batch.empty()) batch.group.stamps.emplace_back();
+  }
+  batch.group.tau_s = ssd_->heat().stats().tau_s;
+}
+
+// A block goes only behind its parent, so the part of its chain that is not there yet goes first.
+Store::Added Store::add_chain(BlockId record, const GroupLimits& limits, WriteBack& batch,
+                              Seconds now) {
+  std::vector<BlockId> path;
+  for (BlockId at = record; at != kNoBlock; at = ssd_->heat().parent(at)) {
+    if ((private_[at].flags & (kOnSsd | kWriting)) != 0) break;
+    path.push_back(at);
+  }
+  for (std::size_t left = path.size(); left-- > 0;) {
+    if (batch.items.size() >= limits.blocks || batch.bytes >= limits.bytes) return Added::not_now;
+    const Added added = add_write(path[left], limits, batch, now);
+    if (added != Added::yes) return added;
+  }
+  return Added::yes;
+}
+
+std::optional<ClassId> Store::ssd_class(BlockId record) const {
+  return ssd_->class_of(SlabPool::slot_bytes(index_->fields(record).bytes));
+}
+
+Store::Added Store::add_write(BlockId record, const GroupLimits& limits, WriteBack& batch,
+                              Seconds now) {
+  const IndexWriter::Fields fields = index_->fields(record);
+  if (namespaces_.of(fields.incarnation) == nullptr) return Added::never;
+  const auto klass = ssd_class(record);
+  if (!klass || ssd_->slots().slab_units(*klass) > ssd_->options().facts.units) {
+    ++counters_.ssd_no_room;
+    return Added::never;
+  }
+  auto place = ssd_->take(*klass, record, fields.bytes);
+  if (!place) {
+    const Added added = make_ssd_room(record, *klass, limits.must, now);
+    // What this group writes stands in no order yet: the next one may find somebody among it.
+    if (added == Added::no_room && !batch.items.empty()) return Added::not_now;
+    counters_.ssd_no_room += added == Added::no_room;
+    return added;
+  }
+  ssd_->entry_added();
+  begin_write(record, *place, limits, batch, now);
+  batch.items.push_back({.record = record, .is_move = false, .from = {}});
+  return Added::yes;
+}
+
+void Store::begin_write(BlockId record, const SsdPlace& place, const GroupLimits& limits,
+                        WriteBack& batch, Seconds now) {
+  Private& mine = private_[record];
+  mine.flags = static_cast<std::uint8_t>((mine.flags & ~kQueued) | kWriting);
+  pin(record);
+  const IndexWriter::Fields fields = index_->fields(record);
+  const Namespace* space = namespaces_.of(fields.incarnation);
+  const std::uint32_t number = ssd_->name_space(fields.incarnation, space->id, space->block_bytes);
+  const BlockId parent = ssd_->heat().parent(record);
+  const auto before = batch.index_of.find(parent);
+  batch.index_of.emplace(record, static_cast<std::uint32_t>(batch.group.writes.size()));
+  batch.bytes += place.slot_bytes();
+  SsdWrite write;
+  write.key = BlockKey::of(number, fields.key);
+  write.place = place;
+  write.sum = index_->sum(record);
+  write.parent = parent_hash(record);
+  write.heat = static_cast<float>(ssd_->heat().heat(record, now));
+  write.stamp_s = limits.stamp_s;
+  write.after = before == batch.index_of.end() ? SsdWrite::kNone : before->second;
+  if (is_in_dram(record)) write.payload = arena_->base() + fields.offset;
+  batch.group.writes.push_back(write);
+}
+
+Hash128 Store::parent_hash(BlockId record) const {
+  const BlockId parent = ssd_->heat().parent(record);
+  return parent == kNoBlock ? Hash128{} : index_->fields(parent).key;
+}
+// --- when it was used ----------------------------------------------------------------------------
+
+void Store::add_stamps(const GroupLimits& limits, WriteBack& batch, Seconds now) {
+  while (batch.group.stamps.size() < kStampsPerGroup) {
+    const auto record = ssd_->next_used();
+    if (!record) break;
+    Private& mine = private_[*record];
+    if (mine.state != State::resident || (mine.flags & kUsed) == 0) continue;
+    mine.flags &= static_cast<std::uint8_t>(~kUsed);
+    if ((mine.flags & (kOnSsd | kWriting)) != kOnSsd) continue;
+    const IndexWriter::Fields fields = index_->fields(*record);
+    batch.group.stamps.push_back({BlockKey::of(ssd_->number(fields.incarnation), fields.key),
+                                  ssd_->place(*record, fields.bytes),
+                                  static_cast<float>(ssd_->heat().heat(*record, now)),
+                                  limits.stamp_s});
+  }
+}
+
+// --- after the group -----------------------------------------------------------------------------
+
+void Store::group_done(const WriteBack& batch, bool committed, Seconds now) {
+  ssd_->done_naming(batch.group, committed);
+  ssd_->done_deleting(batch.group.deletes, committed);
+  for (std::size_t i = 0; i < batch.items.size(); ++i)
+    write_done(batch.group.writes[i], batch.items[i]);
+  // A device that takes some of it may take the rest. Each failure counts, so this comes to an end.
+  if (std::ranges::any_of(batch.group.writes, &SsdWrite::written)) queue_unwritten();
+  // Else a slab that holds such a block would be emptied for ever.
+  for (const WriteBack::Item& item : batch.items)
+    if (item.is_unreadable) lose_ssd_copy(item.record, /*quarantine=*/true, now);
+}
+
+void Store::write_done(const SsdWrite& write, const WriteBack::Item& item) {
+  Private& mine = private_[item.record];
+  mine.flags &= static_cast<std::uint8_t>(~kWriting);
+  if (!write.written) {
+    if (write.failed_io)
+      ssd_->quarantine(write.place);
+    else
+      ssd_->give(write.place);
+    if (!item.is_move) {
+      ssd_->entry_not_added();
+      ssd_->note_unwritten(item.record);
+    }
+  } else if (item.is_move) {
+    ++counters_.ssd_moved;
+    ssd_->set_place(item.record, write.place);
+    ssd_->left_by_move(item.from);
+  } else {
+    mine.flags |= kOnSsd;
+    ++on_ssd_;
+    ssd_->set_place(item.record, write.place);
+    if (mine.state == State::resident) {
+      ssd_->heat().regroup(item.record, SsdBooks::group_of(*ssd_class(item.record)));
+      policy_->let_go(item.record);
+      index_->set_tier(item.record, kTierDram | kTierSsd);
+    }
+  }
+  unpin(item.record);
+}
+
+}  // namespace kvpool
