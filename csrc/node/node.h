@@ -233,6 +233,7 @@ class Node {
   void prepare_payload(WriteBack& batch, std::vector<Bounce>& bounces);
   void carry_out_resize(Lock& lock);
   void sync_index(Lock& lock);
+  void write_queued(Lock& lock, Deadline deadline);
   void write_last_stamps(Lock& lock);
   void wait_until_durable(Lock& lock, std::span<const BlockId> records, Deadline deadline,
                           PutStatus* statuses);

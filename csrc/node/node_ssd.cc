@@ -191,16 +191,27 @@ void Node::wait_until_durable(Lock& lock, std::span<const BlockId> records, Dead
   }
 }
 
+// Twice: what the group that is under way now cannot write is tried again as well.
+void Node::write_queued(Lock& lock, Deadline deadline) {
+  const Urgent urgent(*this);
+  for (int round = 0; round < 2; ++round) {
+    store_->queue_unwritten();
+    written_.wait_until(lock, deadline, [&] {
+      return writer_ends_ || tier_->is_read_only() ||
+             (store_->ssd().queued() == 0 && !group_under_way_);
+    });
+  }
+}
+
 bool Node::flush(Deadline deadline) {
   Lock lock(mutex_);
   if (!tier_) return true;
   drain_touches();
-  store_->queue_unwritten();
-  const Urgent urgent(*this);
-  const auto is_done = [&] { return store_->ssd().queued() == 0 && !group_under_way_; };
-  written_.wait_until(lock, deadline,
-                      [&] { return writer_ends_ || tier_->is_read_only() || is_done(); });
-  if (!is_done() || tier_->is_read_only() || store_->ssd().has_unwritten()) return false;
+  const Urgent urgent(*this);  // of the sync below as well
+  write_queued(lock, deadline);
+  const SsdBooks& books = store_->ssd();
+  if (books.queued() > 0 || group_under_way_ || books.has_unwritten()) return false;
+  if (tier_->is_read_only() || writer_ends_) return false;  // these empty the queue unwritten
   if (options_.ssd.durability != Durability::relaxed) return true;
   const std::uint64_t turn = ++syncs_asked_;
   wake_writer();
@@ -283,13 +294,8 @@ void Node::close_ssd(Deadline flush_until) {
   if (!ssd_open_) return;
   if (!writer_ends_ && flush_until > std::chrono::steady_clock::now()) {
     drain_touches();
-    store_->queue_unwritten();
     store_->queue_all();
-    const Urgent urgent(*this);
-    written_.wait_until(lock, flush_until, [&] {
-      return writer_ends_ || tier_->is_read_only() ||
-             (store_->ssd().queued() == 0 && !group_under_way_);
-    });
+    write_queued(lock, flush_until);
   }
   writer_ends_ = true;
   write_work_.notify_all();
