@@ -530,3 +530,20 @@ def test_what_cannot_be_read_back_is_a_miss(tmp_path: Path, point: str) -> None:
         assert space.put(keys([1]), payloads(keys([1]))).no_room == 0
         assert got(space, keys([1])) == 1
         pool.check()
+
+
+def test_chains_go_on_where_the_tier_is_no_larger_than_dram(tmp_path: Path) -> None:
+    # Every block on the SSD then has a child in DRAM alone, and may not go before it.
+    block_bytes = 64 << 10
+    manifest = kvpool.Manifest(model="m", layout="opaque", block_tokens=16, block_bytes=block_bytes)
+    with on_ssd(
+        tmp_path, dram="64MiB", ssd_capacity="16MiB", max_blocks=None, durability="durable"
+    ) as pool:
+        space = pool.namespace(manifest)
+        data = np.zeros((64, block_bytes), dtype=np.uint8)
+        for chain in range(30):
+            chain_keys = space.keys(np.arange(64 * 16) + chain * 100_000)
+            result = space.put(chain_keys, data)
+            assert result.stored == 64, result
+            assert space.get_into(chain_keys, data) == 64
+        assert pool.stats()["not_durable"] == 0
