@@ -91,6 +91,11 @@ bool SlabPool::add_slab(ClassId id, std::vector<UnitRun>& punch) {
   return true;
 }
 
+bool SlabPool::can_add_slab(ClassId id) const {
+  const std::uint32_t count = classes_[id].slab_units;
+  return used_ + count <= limit_ && find_run(count).has_value();
+}
+
 // A full run of free units becomes a slab of free slots, not listed yet.
 SlabId SlabPool::cut(ClassId id, std::uint32_t first) {
   SizeClass& klass = classes_[id];

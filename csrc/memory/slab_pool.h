@@ -64,6 +64,8 @@ class SlabPool {
   // Adds a slab to the class. `punch` receives free units that must be given back for it. False:
   // not enough units under the limit, or no run of addresses long enough.
   bool add_slab(ClassId id, std::vector<UnitRun>& punch);
+  // Whether it would. O(units).
+  bool can_add_slab(ClassId id) const;
   void give(const Slot& slot);
   // Takes exactly this slot, and cuts the slab at exactly these units when it is not there. False,
   // and nothing changed: the slot is taken or does not exist, the units belong to another slab, are

@@ -228,10 +228,12 @@ class Node {
   Result<void> attach(std::unique_ptr<Ssd> tier);
   void write_back();
   bool write_group(Lock& lock);
+  void make_group(Lock& lock, WriteBack& batch);
   Store::GroupLimits group_limits() const;
   void prepare_payload(WriteBack& batch, std::vector<Bounce>& bounces);
   void carry_out_resize(Lock& lock);
   void sync_index(Lock& lock);
+  void write_queued(Lock& lock, Deadline deadline);
   void write_last_stamps(Lock& lock);
   void wait_until_durable(Lock& lock, std::span<const BlockId> records, Deadline deadline,
                           PutStatus* statuses);

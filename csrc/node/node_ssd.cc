@@ -16,6 +16,7 @@ constexpr auto kLookEvery = 100ms;  // an idle writer
 constexpr auto kStuckPause = 2ms;   // work is left, but not for now: pins, draining
 constexpr auto kLastStamps = 2s;    // of a closing tier
 constexpr std::size_t kGroupBlocks = 256;
+constexpr std::size_t kBlocksPerTurn = 32;       // then the lock is let go: some 1.5 us each
 constexpr std::byte kZeros[kPageBytes] = {};     // more than a slot is longer than its block
 constexpr std::uint64_t kGroupShareInverse = 8;  // of DRAM: what is being written cannot be evicted
 
@@ -107,23 +108,34 @@ bool Node::write_group(Lock& lock) {
   drain_touches();
   WriteBack batch;
   queued_bytes_ = 0;
-  store_->next_group(group_limits(), batch, clock_->now());
-  if (batch.empty()) {
-    store_->group_done(batch, false, clock_->now());
-    written_.notify_all();
-    return false;
-  }
   group_under_way_ = true;
-  lock.unlock();
-  std::vector<Bounce> bounces;
-  prepare_payload(batch, bounces);
-  const bool committed = tier_->commit(batch.group);
-  lock.lock();
+  make_group(lock, batch);
+  const bool is_work = !batch.empty();
+  bool committed = false;
+  if (is_work) {
+    lock.unlock();
+    std::vector<Bounce> bounces;
+    prepare_payload(batch, bounces);
+    committed = tier_->commit(batch.group);
+    lock.lock();
+  }
+  store_->group_settled(batch, committed);
+  for (std::size_t done = 0; done < batch.items.size(); done += kBlocksPerTurn) {
+    if (done > 0) let_others_in(lock);
+    store_->writes_done(batch, done, done + kBlocksPerTurn);
+  }
+  store_->group_over(batch, clock_->now());
   group_under_way_ = false;
-  store_->group_done(batch, committed, clock_->now());
   if (tier_->is_read_only()) store_->stop_queueing();
   written_.notify_all();
-  return true;
+  return is_work;
+}
+
+void Node::make_group(Lock& lock, WriteBack& batch) {
+  const Store::GroupLimits limits = group_limits();
+  store_->begin_group(limits, batch, clock_->now());
+  while (store_->fill_group(limits, batch, kBlocksPerTurn, clock_->now())) let_others_in(lock);
+  store_->end_group(limits, batch, clock_->now());
 }
 
 // Without the lock; the blocks are pinned. What lies behind a block in its slot is of no block and
@@ -179,16 +191,27 @@ void Node::wait_until_durable(Lock& lock, std::span<const BlockId> records, Dead
   }
 }
 
+// Twice: what the group that is under way now cannot write is tried again as well.
+void Node::write_queued(Lock& lock, Deadline deadline) {
+  const Urgent urgent(*this);
+  for (int round = 0; round < 2; ++round) {
+    store_->queue_unwritten();
+    written_.wait_until(lock, deadline, [&] {
+      return writer_ends_ || tier_->is_read_only() ||
+             (store_->ssd().queued() == 0 && !group_under_way_);
+    });
+  }
+}
+
 bool Node::flush(Deadline deadline) {
   Lock lock(mutex_);
   if (!tier_) return true;
   drain_touches();
-  store_->queue_unwritten();
-  const Urgent urgent(*this);
-  const auto is_done = [&] { return store_->ssd().queued() == 0 && !group_under_way_; };
-  written_.wait_until(lock, deadline,
-                      [&] { return writer_ends_ || tier_->is_read_only() || is_done(); });
-  if (!is_done() || tier_->is_read_only() || store_->ssd().has_unwritten()) return false;
+  const Urgent urgent(*this);  // of the sync below as well
+  write_queued(lock, deadline);
+  const SsdBooks& books = store_->ssd();
+  if (books.queued() > 0 || group_under_way_ || books.has_unwritten()) return false;
+  if (tier_->is_read_only() || writer_ends_) return false;  // these empty the queue unwritten
   if (options_.ssd.durability != Durability::relaxed) return true;
   const std::uint64_t turn = ++syncs_asked_;
   wake_writer();
@@ -271,13 +294,8 @@ void Node::close_ssd(Deadline flush_until) {
   if (!ssd_open_) return;
   if (!writer_ends_ && flush_until > std::chrono::steady_clock::now()) {
     drain_touches();
-    store_->queue_unwritten();
     store_->queue_all();
-    const Urgent urgent(*this);
-    written_.wait_until(lock, flush_until, [&] {
-      return writer_ends_ || tier_->is_read_only() ||
-             (store_->ssd().queued() == 0 && !group_under_way_);
-    });
+    write_queued(lock, flush_until);
   }
   writer_ends_ = true;
   write_work_.notify_all();

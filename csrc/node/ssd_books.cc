@@ -59,10 +59,6 @@ bool SsdBooks::restore_slot(const SsdPlace& place, BlockId owner) {
   return false;
 }
 
-bool SsdBooks::can_add_slab(ClassId klass) const {
-  return slots_.units_in_slabs() + slots_.slab_units(klass) <= slots_.limit();
-}
-
 std::optional<SsdPlace> SsdBooks::take(ClassId klass, BlockId owner, std::uint32_t bytes) {
   if (is_index_full()) return std::nullopt;
   std::vector<UnitRun> ignored;  // pages are an affair of DRAM
@@ -169,7 +165,8 @@ ClassId SsdBooks::class_at(const SsdPlace& place) const {
 
 void SsdBooks::set_facts(const SsdFacts& facts) {
   options_.facts = facts;
-  slots_.set_limit(units32(facts.units));
+  // While what lies beyond a nearer end is being moved, its room is needed twice.
+  slots_.set_limit(std::max(units32(facts.units), slots_.limit()));
   slots_.set_end(units32(facts.units));
 }
 

@@ -73,7 +73,9 @@ class SsdBooks {
   void condemn(const SsdPlace& place) { condemned_.push_back(place); }
   // The old slot of a block that a group has moved.
   void left_by_move(const SsdPlace& place);
+  // Another end of the slab file. Where it is nearer, settle_end() once nothing lies beyond.
   void set_facts(const SsdFacts& facts);
+  void settle_end() { slots_.set_limit(static_cast<std::uint32_t>(options_.facts.units)); }
   static bool is_nobody(std::uint32_t owner) { return owner == kNobody; }
   bool has_nobody(SlabId slab) const;
   // Quarantined slots of a slab that is cut off come free: nobody will write there.
@@ -84,7 +86,7 @@ class SsdBooks {
   std::uint64_t wanted_free(ClassId klass) const;
   // Free, or about to be.
   std::uint64_t coming_free(ClassId klass) const;
-  bool can_add_slab(ClassId klass) const;
+  bool can_add_slab(ClassId klass) const { return slots_.can_add_slab(klass); }
   bool is_index_full() const { return entries_ + 1 > options_.facts.entries_max; }
 
   // --- who lies where ---

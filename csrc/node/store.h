@@ -64,8 +64,8 @@ struct StoreCounters {
   std::uint64_t restored = 0, restored_hits = 0, restored_orphans = 0;
 };
 
-// What one group does, and which records it is about. Made by Store::next_group(), carried out by
-// the node's writer, told to Store::group_done().
+// What one group does, and which records it is about. Made by Store::begin_group() and so on,
+// carried out by the node's writer, told to Store::group_settled() and so on.
 struct WriteBack {
   struct Item {  // one per write of the group
     BlockId record = kNoBlock;
@@ -181,8 +181,14 @@ class Store {
     bool must = false;  // durable: what is queued is written, worth it or not
     std::uint32_t stamp_s = 0;
   };
-  void next_group(const GroupLimits& limits, WriteBack& batch, Seconds now);
-  void group_done(const WriteBack& batch, bool committed, Seconds now);
+  // In pieces, since puts wait meanwhile: begin, fill while it says true, end; after the commit
+  // settled, writes_done for all of them, over.
+  void begin_group(const GroupLimits& limits, WriteBack& batch, Seconds now);
+  bool fill_group(const GroupLimits& limits, WriteBack& batch, std::size_t at_most, Seconds now);
+  void end_group(const GroupLimits& limits, WriteBack& batch, Seconds now);
+  void group_settled(const WriteBack& batch, bool committed);
+  void writes_done(const WriteBack& batch, std::size_t from, std::size_t until);
+  void group_over(const WriteBack& batch, Seconds now);
   // False: the writer may sleep.
   bool has_group_work() const {
     return ssd_->queued() > 0 || ssd_->doomed() > 0 || ssd_->has_names() || draining_ ||

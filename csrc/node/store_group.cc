@@ -13,9 +13,15 @@ constexpr std::size_t kStampsPerGroup = 256;  // each may dirty a page of the in
 
 }  // namespace
 
-void Store::next_group(const GroupLimits& limits, WriteBack& batch, Seconds now) {
+void Store::begin_group(const GroupLimits& limits, WriteBack& batch, Seconds now) {
   add_moves(limits, batch, now);
+}
+
+bool Store::fill_group(const GroupLimits& limits, WriteBack& batch, std::size_t at_most,
+                       Seconds now) {
+  const std::size_t until = std::min(limits.blocks, batch.items.size() + at_most);
   while (batch.items.size() < limits.blocks && batch.bytes < limits.bytes) {
+    if (batch.items.size() >= until) return true;
     const auto record = ssd_->pop();
     if (!record) break;
     Private& mine = private_[*record];
@@ -27,6 +33,10 @@ void Store::next_group(const GroupLimits& limits, WriteBack& batch, Seconds now)
     }
     if (added != Added::yes) mine.flags &= static_cast<std::uint8_t>(~kQueued);
   }
+  return false;
+}
+
+void Store::end_group(const GroupLimits& limits, WriteBack& batch, Seconds now) {
   if (!batch.items.empty()) free_ssd_ahead(now);
   ssd_->take_doomed(kDeletesPerGroup, batch.group.deletes);
   add_stamps(limits, batch, now);
@@ -64,7 +74,7 @@ Store::Added Store::add_write(BlockId record, const GroupLimits& limits, WriteBa
   const IndexWriter::Fields fields = index_->fields(record);
   if (namespaces_.of(fields.incarnation) == nullptr) return Added::never;
   const auto klass = ssd_class(record);
-  if (!klass || ssd_->slots().slab_units(*klass) > ssd_->slots().limit()) {
+  if (!klass || ssd_->slots().slab_units(*klass) > ssd_->options().facts.units) {
     ++counters_.ssd_no_room;
     return Added::never;
   }
@@ -130,11 +140,17 @@ void Store::add_stamps(const GroupLimits& limits, WriteBack& batch, Seconds now)
 
 // --- after the group -----------------------------------------------------------------------------
 
-void Store::group_done(const WriteBack& batch, bool committed, Seconds now) {
+void Store::group_settled(const WriteBack& batch, bool committed) {
   ssd_->done_naming(batch.group, committed);
   ssd_->done_deleting(batch.group.deletes, committed);
-  for (std::size_t i = 0; i < batch.items.size(); ++i)
+}
+
+void Store::writes_done(const WriteBack& batch, std::size_t from, std::size_t until) {
+  for (std::size_t i = from; i < std::min(until, batch.items.size()); ++i)
     write_done(batch.group.writes[i], batch.items[i]);
+}
+
+void Store::group_over(const WriteBack& batch, Seconds now) {
   // A device that takes some of it may take the rest. Each failure counts, so this comes to an end.
   if (std::ranges::any_of(batch.group.writes, &SsdWrite::written)) queue_unwritten();
   // Else a slab that holds such a block would be emptied for ever.

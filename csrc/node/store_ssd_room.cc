@@ -163,6 +163,7 @@ std::optional<SlabId> Store::slab_to_empty() {
       slots.slabs_beyond(static_cast<std::uint32_t>(ssd_->options().facts.units));
   if (beyond.empty()) {
     is_ssd_shrinking_ = false;
+    ssd_->settle_end();
     return std::nullopt;
   }
   slots.set_draining(beyond.front(), true);

@@ -111,13 +111,11 @@ struct SsdPool {
   }
   void settle() { REQUIRE(node->settle(never_hung())); }
   void flush() { REQUIRE(node->flush(never_hung())); }
-  // Out of DRAM with everything that the SSD has, in with nothing.
-  void empty_dram() {
-    const std::uint64_t before = node->stats().bytes_limit;
+  // The same pool with nothing in DRAM, all of it on the SSD.
+  Namespace& cold(std::uint64_t n, std::uint64_t block_bytes) {
     flush();
-    REQUIRE(node->resize(kUnitBytes, 1, never_hung()).has_value());
-    settle();
-    REQUIRE(node->resize(before, options.store.blocks_limit, never_hung()).has_value());
+    reopen(/*flushes=*/false);
+    return space(n, block_bytes);
   }
   // Nobody holds anything.
   void check_at_rest() {
