@@ -196,10 +196,10 @@ class Pool:
     def flush(self, timeout: float = FLUSH_TIMEOUT_S) -> bool:
         """Wait until every block admitted to the SSD so far is committed there.
 
-        True: what was put before, and is worth keeping (ssd_admit), survives a crash of the
-        process, and of the power too (but `relaxed` may lose the newest commit to that). False:
-        the time ran out, or the tier takes nothing more (stats()["ssd_read_only_reason"]). True at
-        once without an SSD tier. Releases the GIL.
+        True: what was put before, is worth keeping (ssd_admit) and has not been evicted
+        (stats()["evicted_unwritten"]) survives a crash of the process and loss of power, under
+        `relaxed` too. False: the time ran out, or the tier takes nothing more
+        (stats()["ssd_read_only_reason"]). True at once without an SSD tier. Releases the GIL.
         """
         return self._node.flush(check_number("timeout", timeout, 0, TIMEOUT_S_MAX))
 

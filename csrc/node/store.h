@@ -277,6 +277,8 @@ class Store {
   std::uint64_t wanted_blocks(double share) const;
   std::uint64_t spare_blocks() const;
   bool evict_from(ClassId klass, Seconds now);
+  BlockId take_unpinned(ClassId klass);
+  BlockId take_victim(ClassId klass);
   using Classes = std::bitset<kClassesMax>;
   std::optional<ClassId> coldest_class(const Classes& except) const;
   Room steal_slab(ClassId klass, Seconds now);
@@ -336,7 +338,8 @@ class Store {
   std::uint64_t resident_ = 0, zombies_ = 0, pins_ = 0, dead_ = 0;
   std::uint64_t in_dram_ = 0, on_ssd_ = 0, loading_ = 0;  // in_dram_: slots of resident blocks
   std::unique_ptr<SsdBooks> ssd_;
-  bool takes_writes_ = false;  // the SSD tier
+  bool takes_writes_ = false;    // the SSD tier
+  std::uint32_t due_later_ = 0;  // evictions until a victim that is not due is looked for again
   bool is_ssd_shrinking_ = false;
   std::uint32_t idle_moves_ = 0, drain_later_ = 0;
   std::optional<SlabId> draining_;  // of the slab file: its blocks are being moved out

@@ -353,6 +353,20 @@ def test_flush_says_when_all_is_on_the_ssd(tmp_path: Path) -> None:
         assert pool.flush(timeout=0)
 
 
+def test_a_burst_into_a_pool_of_warm_blocks_is_not_lost(tmp_path: Path) -> None:
+    # Each new block is colder than all that are there, so it would be the next one's victim.
+    with on_ssd(tmp_path) as pool:
+        space = put_all(pool, range(BLOCKS_IN_DRAM))
+        for _ in range(3):
+            assert got(space, keys(range(BLOCKS_IN_DRAM))) == BLOCKS_IN_DRAM
+        pool.stats()  # the uses are counted
+        for number in range(1000, 1016):
+            assert space.put(keys([number]), payloads(keys([number]))).stored == 1
+        assert pool.flush(timeout=30)
+        assert pool.stats()["evicted_unwritten"] == 0
+        assert all(is_there(space, key) for key in keys(range(1000, 1016)))
+
+
 def test_flush_without_a_tier_has_nothing_to_do() -> None:
     with opened() as pool:
         assert pool.flush(timeout=0)
