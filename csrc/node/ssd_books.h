@@ -115,6 +115,8 @@ class SsdBooks {
   void take_doomed(std::size_t at_most, std::vector<SsdDelete>& out);
   void done_deleting(std::span<const SsdDelete> deletes, bool committed);
   std::size_t doomed() const { return doomed_.size(); }
+  // Also those whose group is under way.
+  std::uint64_t doomed_in_class(ClassId klass) const { return doomed_in_class_[klass]; }
   // `relaxed`: slots that wait for one more commit.
   bool owes_commit() const { return !free_next_.empty(); }
 

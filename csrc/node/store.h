@@ -311,7 +311,7 @@ class Store {
   bool drop_coldest_unwritten(Seconds now);
   void drop_ssd_copy(BlockId record);
   void free_ssd_ahead(Seconds now);
-  bool start_draining(ClassId klass, Seconds now);
+  bool start_draining(ClassId klass, double bound, Seconds now);
   std::optional<SlabId> slab_to_empty();
   void add_moves(const GroupLimits& limits, WriteBack& batch, Seconds now);
   bool add_move(BlockId record, const GroupLimits& limits, WriteBack& batch, Seconds now);

@@ -57,12 +57,14 @@ Store::Added Store::add_chain(BlockId record, const GroupLimits& limits, WriteBa
     if ((private_[at].flags & (kOnSsd | kWriting)) != 0) break;
     path.push_back(at);
   }
-  for (std::size_t left = path.size(); left-- > 0;) {
-    if (batch.items.size() >= limits.blocks || batch.bytes >= limits.bytes) return Added::not_now;
-    const Added added = add_write(path[left], limits, batch, now);
-    if (added != Added::yes) return added;
+  for (const BlockId each : path) pin(each);  // whoever makes room for them, they do not
+  Added added = Added::yes;
+  for (std::size_t left = path.size(); added == Added::yes && left-- > 0;) {
+    const bool is_full = batch.items.size() >= limits.blocks || batch.bytes >= limits.bytes;
+    added = is_full ? Added::not_now : add_write(path[left], limits, batch, now);
   }
-  return Added::yes;
+  for (const BlockId each : path) unpin(each);
+  return added;
 }
 
 std::optional<ClassId> Store::ssd_class(BlockId record) const {

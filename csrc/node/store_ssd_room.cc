@@ -1,5 +1,6 @@
 // Room on the SSD: who leaves it, and how slabs of the file pass between classes or are cut off.
 #include <algorithm>
+#include <limits>
 
 #include "base/check.h"
 #include "node/store.h"
@@ -8,6 +9,7 @@ namespace kvpool {
 namespace {
 
 constexpr std::uint64_t kEntriesAhead = 256;
+constexpr double kAnyTemperature = std::numeric_limits<double>::infinity();
 constexpr int kUncoverMax = 64;  // blocks of DRAM given up for one slot of the SSD
 // Groups that moved nothing out of a slab before it is left alone, and until the next try: somebody
 // may look at a removed block in it for hours.
@@ -24,12 +26,15 @@ Store::Added Store::make_ssd_room(BlockId record, ClassId klass, bool must, Seco
       (is_index_full && ssd_->doomed() > 0))
     return Added::not_now;  // somebody is on the way out already
   const ClassId from = is_index_full ? coldest_ssd_class().value_or(klass) : klass;
+  const double own = ssd_->heat().temperature(record);
+  // First somebody of another size who is colder than both this block and its own kind.
+  if (!is_index_full && start_draining(klass, must ? kAnyTemperature : own, now))
+    return Added::not_now;
   const auto coldest = ssd_->heat().coldest(SsdBooks::group_of(from));
-  if (!must && coldest && ssd_->heat().temperature(record) <= *coldest) {
+  if (!must && coldest && own <= *coldest) {
     ++counters_.not_worth;
     return Added::never;
   }
-  if (!is_index_full && start_draining(klass, now)) return Added::not_now;
   return evict_from_ssd(from, now, kUncoverMax) ? Added::not_now : Added::no_room;
 }
 
@@ -50,7 +55,9 @@ bool Store::evict_from_ssd(ClassId klass, Seconds now, int uncover_max) {
   for (;;) {
     const BlockId record = heat.take_coldest(SsdBooks::group_of(klass));
     if (record == kNoBlock) {
-      if (uncover_max-- > 0 && drop_coldest_unwritten(now)) continue;
+      // Where the class has nothing there, nothing would come to light.
+      const bool is_there = ssd_->slots().taken_slots(klass) > ssd_->doomed_in_class(klass);
+      if (is_there && uncover_max-- > 0 && drop_coldest_unwritten(now)) continue;
       return false;
     }
     Private& mine = private_[record];
@@ -107,8 +114,9 @@ void Store::free_ssd_ahead(Seconds now) {
   const SlabPool& slots = ssd_->slots();
   for (ClassId klass = 0; klass < slots.class_count(); ++klass) {
     if (slots.slabs_of(klass) == 0 || ssd_->can_add_slab(klass)) continue;
+    // A slab of a colder class first: a class must not eat itself up beside blocks nobody wants.
     while (ssd_->coming_free(klass) < ssd_->wanted_free(klass))
-      if (!evict_from_ssd(klass, now)) break;
+      if (start_draining(klass, kAnyTemperature, now) || !evict_from_ssd(klass, now)) break;
   }
   const std::uint64_t entries_max = ssd_->options().facts.entries_max;
   const std::uint64_t ahead = std::min(kEntriesAhead, entries_max / 8 + 1);
@@ -118,11 +126,12 @@ void Store::free_ssd_ahead(Seconds now) {
     if (!klass || !evict_from_ssd(*klass, now)) break;
   }
 }
+
 // --- moving blocks inside the slab file ----------------------------------------------------------
 
 // A class that can get no slab takes one from the class that holds the coldest blocks: as many of
 // them go as a slab has slots, and what is left in its emptiest slab moves into the holes.
-bool Store::start_draining(ClassId klass, Seconds now) {
+bool Store::start_draining(ClassId klass, double bound, Seconds now) {
   SlabPool& slots = ssd_->slots();
   // One that gets no emptier may wait for just those who wait for this.
   if (draining_) return idle_moves_ < kIdleMovesMax;
@@ -132,12 +141,12 @@ bool Store::start_draining(ClassId klass, Seconds now) {
     return false;
   }
   const Policy& heat = ssd_->heat();
-  const auto own = heat.coldest(SsdBooks::group_of(klass));
+  bound = std::min(bound, heat.coldest(SsdBooks::group_of(klass)).value_or(kAnyTemperature));
   std::optional<ClassId> donor;
   double coldest = 0;
   for (ClassId id = 0; id < slots.class_count(); ++id) {
     const auto here = heat.coldest(SsdBooks::group_of(id));
-    if (id == klass || !here || (own && *here >= *own) || (donor && *here >= coldest)) continue;
+    if (id == klass || !here || *here >= bound || (donor && *here >= coldest)) continue;
     donor = id;
     coldest = *here;
   }

@@ -6,6 +6,7 @@
 
 #include "block/checksum.h"
 #include "node_cases.h"
+#include "tier/index_store.h"
 #include "tier_files.h"
 
 namespace kvpool::test {
@@ -17,9 +18,13 @@ inline std::string fast_directory() {
   return is_there ? "/dev/shm" : std::filesystem::temp_directory_path().string();
 }
 
-// All files of a tier whose slab file has so many units, as long as 4 MiB of index will do.
+// All files of a new tier whose slab file has so many units. One that was larger before has kept
+// its index, and room for a unit or two less.
 inline std::uint64_t capacity_of(std::uint64_t units) {
-  return (128 << 10) + (4 << 20) + units * kUnitBytes;
+  std::uint64_t bytes = (128 << 10) + units * kUnitBytes;
+  const std::uint64_t rest = bytes;
+  while (bytes < rest + IndexStore::bytes_for(bytes)) bytes += 4 << 10;
+  return bytes;
 }
 
 // Every word says what the key says, and the sum is the true one.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "block_random.h"
+#include "core_build.h"
 
 namespace kvpool {
 namespace {
@@ -104,7 +105,7 @@ TEST_CASE("bounce: many threads never hold the same buffer") {
   for (int id = 0; id < 4; ++id)
     threads.emplace_back([&, id, seed = random.engine()()] {
       std::mt19937_64 engine(seed);
-      for (int i = 0; i < 500; ++i) {
+      for (std::size_t i = 0; i < test::scaled(500); ++i) {
         const std::size_t bytes = (engine() % 3 + 1) * 4096;
         const Bounce bounce = pool.take(bytes);
         std::memset(bounce.memory(), id + 1, bytes);
