@@ -58,15 +58,29 @@ Result<void> Node::attach(std::unique_ptr<Ssd> tier) {
   if (!forgotten.empty()) tier->forget_these(std::move(forgotten));
   tier_ = std::move(tier);
   ssd_open_ = true;
-  if (tier_->facts().capacity_bytes > options_.ssd.capacity_bytes &&
-      options_.ssd.capacity_bytes != 0)
-    resize_ssd_to_ = options_.ssd.capacity_bytes;  // the writer's first work
+  const std::uint64_t asked = options_.ssd.capacity_bytes;
+  if (asked == 0 || asked >= tier_->facts().capacity_bytes) return {};
+  if (tier_->units_for(asked) == 0)
+    return fail(Code::bad_argument,
+                "SSD tier in " + options_.ssd.path + ": " + std::to_string(asked) +
+                    " bytes are too few for a tier whose index alone has " +
+                    std::to_string(facts.index_bytes) + "; leave the capacity out to keep " +
+                    std::to_string(facts.capacity_bytes) + ", or start in an empty directory");
+  resize_ssd_to_ = asked;  // the writer's first work
   return {};
 }
 
 // --- the writer's thread -------------------------------------------------------------------------
 
+// What could not be kept goes from the index before any slot is given out that it may name.
+void Node::delete_forgotten() {
+  SsdGroup nothing;
+  while (tier_->has_forgotten() && tier_->commit(nothing)) {
+  }
+}
+
 void Node::write_back() {
+  delete_forgotten();
   Lock lock(mutex_);
   while (!writer_ends_) {
     if (resize_ssd_to_ != 0) carry_out_resize(lock);
@@ -126,6 +140,7 @@ bool Node::write_group(Lock& lock) {
   }
   store_->group_over(batch, clock_->now());
   group_under_way_ = false;
+  settled_before_ = store_->ssd().queue().first_ticket();
   if (tier_->is_read_only()) store_->stop_queueing();
   written_.notify_all();
   return is_work;
@@ -191,16 +206,21 @@ void Node::wait_until_durable(Lock& lock, std::span<const BlockId> records, Dead
   }
 }
 
-// Twice: what the group that is under way now cannot write is tried again as well.
-void Node::write_queued(Lock& lock, Deadline deadline) {
+// What is in the queue now, or in the group under way; later puts are not waited for. Twice: what
+// that group cannot write is tried again as well. False: the deadline came first, or the writer
+// writes no more.
+bool Node::write_queued(Lock& lock, Deadline deadline) {
   const Urgent urgent(*this);
+  bool is_settled = false;
   for (int round = 0; round < 2; ++round) {
     store_->queue_unwritten();
+    const std::uint64_t ticket = store_->ssd().queue().last_ticket();
     written_.wait_until(lock, deadline, [&] {
-      return writer_ends_ || tier_->is_read_only() ||
-             (store_->ssd().queued() == 0 && !group_under_way_);
+      is_settled = settled_before_ > ticket || (store_->ssd().queued() == 0 && !group_under_way_);
+      return writer_ends_ || tier_->is_read_only() || is_settled;
     });
   }
+  return is_settled && !writer_ends_ && !tier_->is_read_only();
 }
 
 bool Node::flush(Deadline deadline) {
@@ -208,10 +228,7 @@ bool Node::flush(Deadline deadline) {
   if (!tier_) return true;
   drain_touches();
   const Urgent urgent(*this);  // of the sync below as well
-  write_queued(lock, deadline);
-  const SsdBooks& books = store_->ssd();
-  if (books.queued() > 0 || group_under_way_ || books.has_unwritten()) return false;
-  if (tier_->is_read_only() || writer_ends_) return false;  // these empty the queue unwritten
+  if (!write_queued(lock, deadline) || store_->ssd().has_unwritten()) return false;
   if (options_.ssd.durability != Durability::relaxed) return true;
   const std::uint64_t turn = ++syncs_asked_;
   wake_writer();

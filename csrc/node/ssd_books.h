@@ -28,6 +28,7 @@
 
 #include "base/lazy_array.h"
 #include "memory/slab_pool.h"
+#include "node/write_queue.h"
 #include "policy/policy.h"
 #include "tier/ssd.h"
 
@@ -100,9 +101,7 @@ class SsdBooks {
   std::uint64_t entries() const { return entries_; }
 
   // --- who is to be written, oldest first ---
-  void push(BlockId record) { queue_.push_back(record); }
-  void push_front(BlockId record) { queue_.push_front(record); }
-  std::optional<BlockId> pop();
+  WriteQueue& queue() { return queue_; }
   std::size_t queued() const { return queue_.size(); }
 
   // Those that could not be written, until somebody tries again.
@@ -156,7 +155,8 @@ class SsdBooks {
   SlabPool slots_;
   std::unique_ptr<Policy> heat_;
   LazyArray<Place> places_;
-  std::deque<BlockId> queue_, used_;
+  WriteQueue queue_;
+  std::deque<BlockId> used_;
   std::vector<BlockId> unwritten_;
   std::vector<SsdDelete> doomed_;
   std::vector<SsdPlace> free_next_, condemned_;

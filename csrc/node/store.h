@@ -309,6 +309,7 @@ class Store {
   std::optional<ClassId> coldest_ssd_class() const;
   bool evict_from_ssd(ClassId klass, Seconds now, int uncover_max = 0);
   bool drop_coldest_unwritten(Seconds now);
+  void unqueue(BlockId record);
   void drop_ssd_copy(BlockId record);
   void free_ssd_ahead(Seconds now);
   bool start_draining(ClassId klass, double bound, Seconds now);

@@ -22,16 +22,11 @@ bool Store::fill_group(const GroupLimits& limits, WriteBack& batch, std::size_t 
   const std::size_t until = std::min(limits.blocks, batch.items.size() + at_most);
   while (batch.items.size() < limits.blocks && batch.bytes < limits.bytes) {
     if (batch.items.size() >= until) return true;
-    const auto record = ssd_->pop();
+    const auto record = ssd_->queue().first();
     if (!record) break;
-    Private& mine = private_[*record];
-    if ((mine.flags & kQueued) == 0) continue;  // gone since, or written as somebody's parent
     const Added added = add_chain(*record, limits, batch, now);
-    if (added == Added::not_now) {
-      ssd_->push_front(*record);
-      break;
-    }
-    if (added != Added::yes) mine.flags &= static_cast<std::uint8_t>(~kQueued);
+    if (added == Added::not_now) break;
+    unqueue(*record);  // unless it is in the group by now
   }
   return false;
 }
@@ -97,7 +92,8 @@ Store::Added Store::add_write(BlockId record, const GroupLimits& limits, WriteBa
 void Store::begin_write(BlockId record, const SsdPlace& place, const GroupLimits& limits,
                         WriteBack& batch, Seconds now) {
   Private& mine = private_[record];
-  mine.flags = static_cast<std::uint8_t>((mine.flags & ~kQueued) | kWriting);
+  unqueue(record);
+  mine.flags |= kWriting;
   pin(record);
   const IndexWriter::Fields fields = index_->fields(record);
   const Namespace* space = namespaces_.of(fields.incarnation);

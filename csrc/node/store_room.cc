@@ -38,7 +38,8 @@ void Store::retire(BlockId record, Leave why, Seconds now) {
   }
   if (ssd_) ssd_->heat().erase(record, name, why, now);
   mine.parked = false;
-  mine.flags &= static_cast<std::uint8_t>(~(kQueued | kSsdParked | kUsed));
+  unqueue(record);
+  mine.flags &= static_cast<std::uint8_t>(~(kSsdParked | kUsed));
   --resident_;
   if (Namespace* space = namespaces_.of(fields.incarnation))
     --space->blocks;
