@@ -13,11 +13,9 @@ constexpr BlockId kLookUpsAhead = 12;
 Result<void> Store::restore_spaces(const std::vector<SsdSpace>& spaces,
                                    const std::vector<SsdClass>& classes, std::uint64_t entries) {
   index_->begin_with(entries);
-  for (const SsdClass& found : classes)
-    if (!ssd_->restore_class(found))
-      return fail(Code::refused, "slabs for slots of " + std::to_string(found.slot_bytes) +
-                                     " bytes, " + std::to_string(found.slab_units) +
-                                     " units long, cannot be");
+  // One that cannot be is left out, as after a large block size and a shrink: most often nothing
+  // of it is there any more, and if so, restore_entry() turns it away.
+  for (const SsdClass& found : classes) (void)ssd_->restore_class(found);
   for (const SsdSpace& found : spaces) {
     auto space = open_namespace(found.id, found.block_bytes);
     if (!space)
