@@ -245,5 +245,30 @@ TEST_CASE("node ssd sizes: entries of a class that cannot be are forgotten, the 
   pool.check_at_rest();
 }
 
+TEST_CASE("node ssd sizes: blocks too large for DRAM refuse by path and remedy, if there are any") {
+  constexpr std::uint64_t kLarge = 3 << 20;
+  SsdPool pool(SsdPool::small(8, 10));
+  pool.put(pool.space(1, kLarge), key_of(1));
+  pool.put(pool.space(2, 64 * kKiB), key_of(2));
+  pool.flush();
+  pool.close();
+  const std::uint64_t dram = std::exchange(pool.options.store.bytes_limit, kUnitBytes);
+  const std::uint64_t most = std::exchange(pool.options.store.bytes_max, kUnitBytes);
+  const auto refused = Node::open(pool.options, pool.clock);
+  REQUIRE_FALSE(refused.has_value());
+  CHECK(refused.error().code == Code::bad_argument);
+  CHECK(refused.error().message.starts_with("SSD tier in " + pool.options.ssd.path + ": "));
+  CHECK(refused.error().message.find("more DRAM") != std::string::npos);
+  pool.options.store.bytes_limit = dram;
+  pool.options.store.bytes_max = most;
+  pool.open();  // nothing was lost by the trial
+  CHECK(pool.gets(pool.space(1, kLarge), key_of(1)));
+  REQUIRE(pool.node->remove(pool.space(1, kLarge), {std::array{key_of(1)}}) == 1);
+  pool.close();
+  pool.options.store.bytes_limit = pool.options.store.bytes_max = kUnitBytes;
+  pool.open();
+  CHECK(pool.gets(pool.space(2, 64 * kKiB), key_of(2)));
+}
+
 }  // namespace
 }  // namespace kvpool
