@@ -38,8 +38,7 @@ Result<void> Node::attach(std::unique_ptr<Ssd> tier) {
        .ghosts_max = 0,
        .admit = options_.ssd.durability == Durability::durable ? SsdAdmit::all : options_.ssd_admit,
        .free_late = options_.ssd.durability == Durability::relaxed});
-  if (auto known = store_->restore_spaces(tier->spaces(), tier->classes(), facts.entries); !known)
-    return known;
+  store_->restore_spaces(tier->spaces(), tier->classes(), facts.entries);
   std::vector<BlockKey> forgotten = tier->forgotten();
   std::vector<Hash128> parents;
   std::vector<float> heats;
@@ -53,6 +52,9 @@ Result<void> Node::attach(std::unique_ptr<Ssd> tier) {
     heats.push_back(entry.heat * static_cast<float>(decay(now_s - entry.stamp_s, facts.tau_s)));
   });
   if (!visited) return visited;
+  if (const auto restored = store_->entries_restored(); !restored)
+    return fail(restored.error().code,
+                "SSD tier in " + options_.ssd.path + ": " + restored.error().message);
   store_->restore_chains([&](BlockId record) { return parents[record]; },
                          [&](BlockId record) { return heats[record]; }, clock_->now());
   if (!forgotten.empty()) tier->forget_these(std::move(forgotten));

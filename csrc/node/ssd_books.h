@@ -64,6 +64,7 @@ class SsdBooks {
   // --- slots ---
   // The class of that slot size, made at its first use; nullopt when there are too many.
   std::optional<ClassId> class_of(std::uint64_t slot_bytes);
+  // False: slabs so long cannot be here; restore_slot() then takes nothing of that slot size.
   bool restore_class(const SsdClass& found);
   bool restore_slot(const SsdPlace& place, BlockId owner);
   // nullopt: no free slot, no room for another slab, or as many entries as the index holds.

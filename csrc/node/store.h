@@ -158,11 +158,12 @@ class Store {
   void detach_ssd();
   bool has_ssd() const { return ssd_ != nullptr; }
   SsdBooks& ssd() { return *ssd_; }
-  // Takes in what the tier has. `decay`: heat left of heat 1 at that stamp. Refuses what this pool
-  // has no room to bring back; `forgotten`: entries that cannot be kept.
-  Result<void> restore_spaces(const std::vector<SsdSpace>& spaces,
-                              const std::vector<SsdClass>& classes, std::uint64_t entries);
+  // Takes in what the tier has. An entry for which this says false cannot be kept. After the last
+  // one: an error if there are blocks that this pool has no room to bring back.
+  void restore_spaces(const std::vector<SsdSpace>& spaces, const std::vector<SsdClass>& classes,
+                      std::uint64_t entries);
   bool restore_entry(const BlockKey& key, const BlockEntry& entry);
+  Result<void> entries_restored();
   // After the last entry: chains and heat. `heat_of` is asked once per record, by record.
   using HeatOf = std::function<double(BlockId)>;
   using ParentOf = std::function<Hash128(BlockId)>;
@@ -296,6 +297,7 @@ class Store {
   void leave_dram(BlockId record, Seconds now);
   void demote(BlockId record, Seconds now);
   void doom(BlockId record);
+  Namespace* restored_space(std::uint32_t number);
   std::vector<BlockId> restored_parents(const ParentOf& parent_of) const;
   bool enter_dram_order(BlockId record, BlockId parent, Seconds now);
   void has_come(BlockId record, BlockId parent, bool is_remembered, Seconds now);
@@ -344,7 +346,12 @@ class Store {
   bool is_ssd_shrinking_ = false;
   std::uint32_t idle_moves_ = 0, drain_later_ = 0;
   std::optional<SlabId> draining_;  // of the slab file: its blocks are being moved out
-  std::unordered_map<std::uint32_t, Namespace*> restoring_;  // by number, during restore
+  struct Restoring {
+    SsdSpace found;
+    Namespace* space;  // nullptr: no entry of it has come
+  };
+  std::unordered_map<std::uint32_t, Restoring> restoring_;  // by number, during restore
+  std::optional<Error> restore_error_;
   std::vector<std::uint32_t> steal_later_;  // per class: reservations to wait before trying again
   StoreCounters counters_;
 };
