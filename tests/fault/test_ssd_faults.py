@@ -24,6 +24,7 @@ from tests.pools import (
     key,
     keys,
     opaque,
+    opened,
     payload,
     payloads,
     run_python,
@@ -445,3 +446,22 @@ def test_a_child_that_lives_on_does_not_keep_the_directory(tier: Path) -> None:
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def test_a_view_without_pages_for_its_slot_is_a_miss(tmp_path: Path) -> None:
+    # The block is then read past DRAM, and its slot is somebody else's: nothing to look at.
+    with opened(ssd=tmp_path / "tier", ssd_capacity="64MiB", ssd_admit="all") as pool:
+        space = pool.namespace(opaque())
+        assert space.put(keys(range(4)), payloads(keys(range(4)))).stored == 4
+        assert pool.flush()
+    with opened(ssd=tmp_path / "tier", prefault="off") as pool:
+        space = pool.namespace(opaque())
+        pool._node.fault_fail("put.pages", times=4)
+        with space.view(keys(range(4))) as blocks:
+            for key, block in zip(keys(range(4)), blocks, strict=False):
+                assert bytes(block) == payloads([key])
+        assert pool._node.fault_hits("put.pages") > 0
+        pool._node.fault_clear()
+        assert got(space, keys(range(4))) == 4
+        with space.view(keys(range(4))) as blocks:
+            assert len(blocks) == 4
