@@ -173,6 +173,15 @@ class NodeAgainstModel {
     std::erase_if(removed_, [&](const Place& place) { return std::get<0>(place) == at; });
   }
   void resize() {
+    const auto units = random_.between<std::uint64_t>(1, shape_.dram_units);
+    const std::uint64_t limit =
+        shape_.blocks_limit == 0 ? 0 : random_.between<std::uint64_t>(2, shape_.blocks_limit);
+    REQUIRE(
+        pool_.node->resize(units * kUnitBytes, limit, test::after(std::chrono::milliseconds(50)))
+            .has_value());
+  }
+  void resize_ssd() {
+    // A slab of the largest block fits always; a removed block that is leased may hold it up.
     const std::uint64_t most = std::min(2 * shape_.ssd_units, 4 * units_at_open_ - 2);
     const auto units = random_.between<std::uint64_t>(4, most);
     const auto deadline =
