@@ -19,6 +19,7 @@ from kvpool.errors import (
     ManifestMismatch,
     NoResource,
     PoolClosed,
+    TierBuffered,
     TierRefused,
 )
 from kvpool.manifest import Manifest
@@ -48,6 +49,7 @@ __all__ = [
     "Region",
     "Slot",
     "Tier",
+    "TierBuffered",
     "TierRefused",
     "View",
     "open",

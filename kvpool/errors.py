@@ -8,6 +8,10 @@ KvpoolError
 |  `- ForkedProcess             the pool belongs to the parent of this process
 |- NoResource (OSError)         the machine refused memory, room on a disk, or a descriptor
 `- TierRefused (OSError)        an SSD directory is in use, foreign, damaged or of another version
+
+And what it warns of:
+
+TierBuffered (RuntimeWarning)   an SSD tier works, but through the page cache
 """
 
 
@@ -53,6 +57,13 @@ class NoResource(KvpoolError, OSError):
 
 class TierRefused(KvpoolError, OSError):
     """An SSD directory cannot be used as it is: the message says why and what to do."""
+
+
+class TierBuffered(RuntimeWarning):
+    """The filesystem of an SSD tier refuses O_DIRECT: it is read and written by the page cache.
+
+    Nothing else changes; but that cache takes memory beside `dram`. The message says why.
+    """
 
 
 def shown(value: object) -> str:

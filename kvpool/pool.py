@@ -12,6 +12,7 @@ import contextlib
 import os
 import secrets
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +32,7 @@ from kvpool.config import (
     check_type,
     ssd_options,
 )
-from kvpool.errors import BadArgument, BadType, ManifestMismatch
+from kvpool.errors import BadArgument, BadType, ManifestMismatch, TierBuffered
 from kvpool.keys import fold_keys, prefix_keys
 from kvpool.layers import plan_layers
 from kvpool.manifest import Manifest
@@ -99,34 +100,34 @@ def open(
     go through the page cache. ssd_timeout: a read that takes longer is a miss (5 s).
 
     Raises BadArgument, NoResource, TierRefused (the directory is in use, foreign or damaged).
-    Cost with an SSD: reading its index, about a second per million blocks.
+    Warns with TierBuffered (no O_DIRECT). Cost with an SSD: about a second per million blocks.
     """
     dram_bytes = _size("dram", dram)
     _check_kinds(policy, prefault, huge_pages, clock)
-    return Pool(
-        _core.Node.open(
-            dram=dram_bytes,
-            dram_max=_dram_max(dram_bytes, dram_max),
-            max_blocks=_max_blocks(max_blocks),
-            policy=policy,
-            tau_s=0.0 if tau_s is None else check_number("tau_s", tau_s, 0.001, 1e9),
-            prefault=prefault,
-            evict_ahead=check_number("evict_ahead", evict_ahead, 0, 0.5),
-            huge_pages=huge_pages,
-            salt=secrets.randbits(64),
-            clock=clock,
-            **ssd_options(
-                ssd,
-                ssd_capacity=ssd_capacity,
-                durability=durability,
-                ssd_admit=ssd_admit,
-                ssd_free_floor=ssd_free_floor,
-                ssd_io_threads=ssd_io_threads,
-                ssd_direct=ssd_direct,
-                ssd_timeout=ssd_timeout,
-            ),
-        )
+    tier = ssd_options(
+        ssd,
+        ssd_capacity=ssd_capacity,
+        durability=durability,
+        ssd_admit=ssd_admit,
+        ssd_free_floor=ssd_free_floor,
+        ssd_io_threads=ssd_io_threads,
+        ssd_direct=ssd_direct,
+        ssd_timeout=ssd_timeout,
     )
+    node = _core.Node.open(
+        dram=dram_bytes,
+        dram_max=_dram_max(dram_bytes, dram_max),
+        max_blocks=_max_blocks(max_blocks),
+        policy=policy,
+        tau_s=0.0 if tau_s is None else check_number("tau_s", tau_s, 0.001, 1e9),
+        prefault=prefault,
+        evict_ahead=check_number("evict_ahead", evict_ahead, 0, 0.5),
+        huge_pages=huge_pages,
+        salt=secrets.randbits(64),
+        clock=clock,
+        **tier,
+    )
+    return _warn_if_buffered(Pool(node), tier)
 
 
 class Pool:
@@ -195,10 +196,10 @@ class Pool:
     def flush(self, timeout: float = FLUSH_TIMEOUT_S) -> bool:
         """Wait until every block admitted to the SSD so far is committed there.
 
-        True: what was put before, and is worth keeping (ssd_admit), survives a crash of the
-        process, and of the power too (but `relaxed` may lose the newest commit to that). False:
-        the time ran out, or the tier takes nothing more (stats()["ssd_read_only_reason"]). True at
-        once without an SSD tier. Releases the GIL.
+        True: what was put before, is worth keeping (ssd_admit) and has not been evicted
+        (stats()["evicted_unwritten"]) survives a crash of the process and loss of power, under
+        `relaxed` too. False: the time ran out, or the tier takes nothing more
+        (stats()["ssd_read_only_reason"]). True at once without an SSD tier. Releases the GIL.
         """
         return self._node.flush(check_number("timeout", timeout, 0, TIMEOUT_S_MAX))
 
@@ -534,6 +535,20 @@ def _check_kinds(policy: object, prefault: object, huge_pages: object, clock: ob
     check_type("huge_pages", huge_pages, bool)
     if clock is not None:
         check_type("clock", clock, _core.ManualClock)
+
+
+def _warn_if_buffered(pool: Pool, tier: dict[str, Any]) -> Pool:
+    stats = pool.stats()
+    if not tier["ssd"] or not tier["ssd_direct"] or stats["ssd_direct"]:
+        return pool
+    why = stats["ssd_buffered_reason"]
+    text = f"SSD tier in {tier['ssd']}: goes through the page cache: {why}"
+    try:
+        warnings.warn(text, TierBuffered, stacklevel=3)
+    except TierBuffered:  # a filter makes it an error, and nobody gets the pool
+        pool.close(flush_timeout=0)
+        raise
+    return pool
 
 
 def _max_blocks(value: int | None) -> int:

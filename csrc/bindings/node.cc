@@ -206,6 +206,7 @@ void add_ssd_stats(const NodeStats& s, Stats& d) {
   add("ssd_commit_faults", s.ssd.commit_faults);
   add("ssd_direct_refusals", s.ssd.direct_refusals);
   d["ssd_direct"] = s.ssd_facts.direct;
+  d["ssd_buffered_reason"] = s.ssd_facts.why_not_direct;
   d["ssd_read_only"] = s.ssd_read_only;
   d["ssd_read_only_reason"] = s.ssd_read_only_reason;
 }

@@ -10,7 +10,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kTendEvery = 50ms;
 constexpr auto kPauseForOthers = 60us;
-constexpr std::uint32_t kEvictionsPerTurn = 64;  // then the lock is let go
+constexpr std::uint32_t kEvictionsPerTurn = 16;  // then the lock is let go
 constexpr std::uint32_t kSweepPerTurn = 1024;
 constexpr std::uint64_t kWarmAheadUnits = 16;  // 32 MiB: what a burst of puts finds ready
 // Making one huge page takes 0.2 ms where they are free and over 5 ms where the kernel must move

@@ -227,11 +227,14 @@ class Node {
   // node_ssd.cc
   Result<void> attach(std::unique_ptr<Ssd> tier);
   void write_back();
+  void delete_forgotten();
   bool write_group(Lock& lock);
+  void make_group(Lock& lock, WriteBack& batch);
   Store::GroupLimits group_limits() const;
   void prepare_payload(WriteBack& batch, std::vector<Bounce>& bounces);
   void carry_out_resize(Lock& lock);
   void sync_index(Lock& lock);
+  bool write_queued(Lock& lock, Deadline deadline);
   void write_last_stamps(Lock& lock);
   void wait_until_durable(Lock& lock, std::span<const BlockId> records, Deadline deadline,
                           PutStatus* statuses);
@@ -288,8 +291,9 @@ class Node {
   std::condition_variable write_work_;  // wakes the writer
   std::condition_variable written_;     // a group ended, the tier closed, or a fetch did
   bool ssd_open_ = false, writer_ends_ = false, group_under_way_ = false;
-  std::uint32_t urgent_ = 0;        // who waits for a commit
-  std::uint64_t queued_bytes_ = 0;  // since the last group, about
+  std::uint64_t settled_before_ = 1;  // ticket of the queue: what came before is written, or not
+  std::uint32_t urgent_ = 0;          // who waits for a commit
+  std::uint64_t queued_bytes_ = 0;    // since the last group, about
   std::uint64_t resize_ssd_to_ = 0;
   std::uint64_t syncs_asked_ = 0, syncs_done_ = 0;  // of the index, in order
   std::optional<Result<void>> ssd_resized_;

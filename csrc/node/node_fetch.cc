@@ -19,6 +19,11 @@ constexpr std::size_t kWindowBlocks = 64;
 constexpr std::size_t kWindows = 2;
 constexpr int kRoomAttempts = 64;  // of making room in pieces, for a lease
 
+std::size_t window_of(const Namespace& space, std::size_t keys) {
+  const std::uint64_t slot_bytes = SlabPool::slot_bytes(space.block_bytes);
+  return std::min(keys, std::clamp<std::size_t>(kWindowBytes / slot_bytes, 1, kWindowBlocks));
+}
+
 }  // namespace
 
 struct Node::Fetch {
@@ -41,9 +46,7 @@ struct Node::Fetch {
 
 // Leading keys that are there and on the SSD only, up to a window; pinned and touched.
 void Node::choose_parts(Fetch& fetch, const Namespace& space, std::span<const Hash128> keys) {
-  const std::uint64_t slot_bytes = SlabPool::slot_bytes(space.block_bytes);
-  const std::size_t count = std::clamp<std::size_t>(kWindowBytes / slot_bytes, 1, kWindowBlocks);
-  for (const Hash128& key : keys.first(std::min(count, keys.size()))) {
+  for (const Hash128& key : keys.first(window_of(space, keys.size()))) {
     BlockId record = kNoBlock;
     if (!store_->find(space, key, record) || store_->is_in_dram(record)) break;
     store_->pin(record);
@@ -88,6 +91,11 @@ std::shared_ptr<Node::Fetch> Node::start_fetch(const Namespace& space,
   fetch->index = index;
   fetch->bytes = space.block_bytes;
   fetch->deadline = std::chrono::steady_clock::now() + options_.ssd_timeout;
+  // All memory for the window before anything is pinned: where there is none, nothing leaks.
+  const std::size_t count = window_of(space, keys.size());
+  fetch->parts.reserve(count);
+  fetch->bounces.reserve(count);
+  fetch->reads = std::make_shared<SsdReads>(count);  // those that stay empty end at once
   Lock lock(mutex_);
   if (stopping_ || !tier_) return nullptr;
   ++fetches_;  // from here on the tier stays, though find_places() lets others have the lock
@@ -101,7 +109,6 @@ std::shared_ptr<Node::Fetch> Node::start_fetch(const Namespace& space,
   lock.unlock();
 
   const std::uint64_t slot_bytes = SlabPool::slot_bytes(fetch->bytes);
-  fetch->reads = std::make_shared<SsdReads>(fetch->parts.size());
   for (std::size_t i = 0; i < fetch->parts.size(); ++i) {
     Fetch::Part& part = fetch->parts[i];
     if (part.in_slot && part.room.pages_bytes > 0) {
@@ -208,7 +215,9 @@ std::size_t Node::lease_from_ssd(const Namespace& space, std::span<const Hash128
   elsewhere = !fetch;
   if (!fetch || !end_fetch(fetch)) return 0;
   std::size_t leased = 0;
-  while (leased < fetch->parts.size() && fetch->parts[leased].is_whole) {
+  // One whose slot got no pages was read past DRAM: there is nothing to look at.
+  while (leased < fetch->parts.size() && fetch->parts[leased].is_whole &&
+         fetch->parts[leased].in_slot) {
     const Fetch::Part& part = fetch->parts[leased];
     leases[leased++] = {part.record, fetch->bytes, part.room.offset};
   }

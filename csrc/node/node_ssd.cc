@@ -16,6 +16,7 @@ constexpr auto kLookEvery = 100ms;  // an idle writer
 constexpr auto kStuckPause = 2ms;   // work is left, but not for now: pins, draining
 constexpr auto kLastStamps = 2s;    // of a closing tier
 constexpr std::size_t kGroupBlocks = 256;
+constexpr std::size_t kBlocksPerTurn = 32;       // then the lock is let go: some 1.5 us each
 constexpr std::byte kZeros[kPageBytes] = {};     // more than a slot is longer than its block
 constexpr std::uint64_t kGroupShareInverse = 8;  // of DRAM: what is being written cannot be evicted
 
@@ -37,8 +38,7 @@ Result<void> Node::attach(std::unique_ptr<Ssd> tier) {
        .ghosts_max = 0,
        .admit = options_.ssd.durability == Durability::durable ? SsdAdmit::all : options_.ssd_admit,
        .free_late = options_.ssd.durability == Durability::relaxed});
-  if (auto known = store_->restore_spaces(tier->spaces(), tier->classes(), facts.entries); !known)
-    return known;
+  store_->restore_spaces(tier->spaces(), tier->classes(), facts.entries);
   std::vector<BlockKey> forgotten = tier->forgotten();
   std::vector<Hash128> parents;
   std::vector<float> heats;
@@ -52,20 +52,37 @@ Result<void> Node::attach(std::unique_ptr<Ssd> tier) {
     heats.push_back(entry.heat * static_cast<float>(decay(now_s - entry.stamp_s, facts.tau_s)));
   });
   if (!visited) return visited;
+  if (const auto restored = store_->entries_restored(); !restored)
+    return fail(restored.error().code,
+                "SSD tier in " + options_.ssd.path + ": " + restored.error().message);
   store_->restore_chains([&](BlockId record) { return parents[record]; },
                          [&](BlockId record) { return heats[record]; }, clock_->now());
   if (!forgotten.empty()) tier->forget_these(std::move(forgotten));
   tier_ = std::move(tier);
   ssd_open_ = true;
-  if (tier_->facts().capacity_bytes > options_.ssd.capacity_bytes &&
-      options_.ssd.capacity_bytes != 0)
-    resize_ssd_to_ = options_.ssd.capacity_bytes;  // the writer's first work
+  const std::uint64_t asked = options_.ssd.capacity_bytes;
+  if (asked == 0 || asked >= tier_->facts().capacity_bytes) return {};
+  if (tier_->units_for(asked) == 0)
+    return fail(Code::bad_argument,
+                "SSD tier in " + options_.ssd.path + ": " + std::to_string(asked) +
+                    " bytes are too few for a tier whose index alone has " +
+                    std::to_string(facts.index_bytes) + "; leave the capacity out to keep " +
+                    std::to_string(facts.capacity_bytes) + ", or start in an empty directory");
+  resize_ssd_to_ = asked;  // the writer's first work
   return {};
 }
 
 // --- the writer's thread -------------------------------------------------------------------------
 
+// What could not be kept goes from the index before any slot is given out that it may name.
+void Node::delete_forgotten() {
+  SsdGroup nothing;
+  while (tier_->has_forgotten() && tier_->commit(nothing)) {
+  }
+}
+
 void Node::write_back() {
+  delete_forgotten();
   Lock lock(mutex_);
   while (!writer_ends_) {
     if (resize_ssd_to_ != 0) carry_out_resize(lock);
@@ -107,23 +124,35 @@ bool Node::write_group(Lock& lock) {
   drain_touches();
   WriteBack batch;
   queued_bytes_ = 0;
-  store_->next_group(group_limits(), batch, clock_->now());
-  if (batch.empty()) {
-    store_->group_done(batch, false, clock_->now());
-    written_.notify_all();
-    return false;
-  }
   group_under_way_ = true;
-  lock.unlock();
-  std::vector<Bounce> bounces;
-  prepare_payload(batch, bounces);
-  const bool committed = tier_->commit(batch.group);
-  lock.lock();
+  make_group(lock, batch);
+  const bool is_work = !batch.empty();
+  bool committed = false;
+  if (is_work) {
+    lock.unlock();
+    std::vector<Bounce> bounces;
+    prepare_payload(batch, bounces);
+    committed = tier_->commit(batch.group);
+    lock.lock();
+  }
+  store_->group_settled(batch, committed);
+  for (std::size_t done = 0; done < batch.items.size(); done += kBlocksPerTurn) {
+    if (done > 0) let_others_in(lock);
+    store_->writes_done(batch, done, done + kBlocksPerTurn);
+  }
+  store_->group_over(batch, clock_->now());
   group_under_way_ = false;
-  store_->group_done(batch, committed, clock_->now());
+  settled_before_ = store_->ssd().queue().first_ticket();
   if (tier_->is_read_only()) store_->stop_queueing();
   written_.notify_all();
-  return true;
+  return is_work;
+}
+
+void Node::make_group(Lock& lock, WriteBack& batch) {
+  const Store::GroupLimits limits = group_limits();
+  store_->begin_group(limits, batch, clock_->now());
+  while (store_->fill_group(limits, batch, kBlocksPerTurn, clock_->now())) let_others_in(lock);
+  store_->end_group(limits, batch, clock_->now());
 }
 
 // Without the lock; the blocks are pinned. What lies behind a block in its slot is of no block and
@@ -179,16 +208,29 @@ void Node::wait_until_durable(Lock& lock, std::span<const BlockId> records, Dead
   }
 }
 
+// What is in the queue now, or in the group under way; later puts are not waited for. Twice: what
+// that group cannot write is tried again as well. False: the deadline came first, or the writer
+// writes no more.
+bool Node::write_queued(Lock& lock, Deadline deadline) {
+  const Urgent urgent(*this);
+  bool is_settled = false;
+  for (int round = 0; round < 2; ++round) {
+    store_->queue_unwritten();
+    const std::uint64_t ticket = store_->ssd().queue().last_ticket();
+    written_.wait_until(lock, deadline, [&] {
+      is_settled = settled_before_ > ticket || (store_->ssd().queued() == 0 && !group_under_way_);
+      return writer_ends_ || tier_->is_read_only() || is_settled;
+    });
+  }
+  return is_settled && !writer_ends_ && !tier_->is_read_only();
+}
+
 bool Node::flush(Deadline deadline) {
   Lock lock(mutex_);
   if (!tier_) return true;
   drain_touches();
-  store_->queue_unwritten();
-  const Urgent urgent(*this);
-  const auto is_done = [&] { return store_->ssd().queued() == 0 && !group_under_way_; };
-  written_.wait_until(lock, deadline,
-                      [&] { return writer_ends_ || tier_->is_read_only() || is_done(); });
-  if (!is_done() || tier_->is_read_only() || store_->ssd().has_unwritten()) return false;
+  const Urgent urgent(*this);  // of the sync below as well
+  if (!write_queued(lock, deadline) || store_->ssd().has_unwritten()) return false;
   if (options_.ssd.durability != Durability::relaxed) return true;
   const std::uint64_t turn = ++syncs_asked_;
   wake_writer();
@@ -271,13 +313,8 @@ void Node::close_ssd(Deadline flush_until) {
   if (!ssd_open_) return;
   if (!writer_ends_ && flush_until > std::chrono::steady_clock::now()) {
     drain_touches();
-    store_->queue_unwritten();
     store_->queue_all();
-    const Urgent urgent(*this);
-    written_.wait_until(lock, flush_until, [&] {
-      return writer_ends_ || tier_->is_read_only() ||
-             (store_->ssd().queued() == 0 && !group_under_way_);
-    });
+    write_queued(lock, flush_until);
   }
   writer_ends_ = true;
   write_work_.notify_all();

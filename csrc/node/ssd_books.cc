@@ -29,6 +29,7 @@ SsdBooks::SsdBooks(const SsdBooksOptions& options)
                                                     .ghosts_max = options.ghosts_max,
                                                     .tau_s = options.tau_s})),
       places_(options.records_max),
+      queue_(options.records_max),
       next_number_(options.facts.next_space) {
   slots_.set_end(units32(options.facts.units));
 }
@@ -106,13 +107,6 @@ std::uint64_t SsdBooks::coming_free(ClassId klass) const {
 void SsdBooks::set_place(BlockId record, const SsdPlace& place) {
   places_.reach(record + std::size_t{1});
   places_[record] = {place.slab_unit, place.slot};
-}
-
-std::optional<BlockId> SsdBooks::pop() {
-  if (queue_.empty()) return std::nullopt;
-  const BlockId record = queue_.front();
-  queue_.pop_front();
-  return record;
 }
 
 // --- deleting ------------------------------------------------------------------------------------
@@ -240,7 +234,7 @@ std::uint64_t SsdBooks::bytes_taken() const {
 }
 
 std::uint64_t SsdBooks::bytes() const {
-  return places_.bytes() + heat_->stats().bytes + queue_.size() * sizeof(BlockId) +
+  return places_.bytes() + heat_->stats().bytes + queue_.bytes() +
          doomed_.size() * sizeof(SsdDelete) + number_of_.size() * sizeof(std::uint32_t);
 }
 

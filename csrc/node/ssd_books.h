@@ -28,6 +28,7 @@
 
 #include "base/lazy_array.h"
 #include "memory/slab_pool.h"
+#include "node/write_queue.h"
 #include "policy/policy.h"
 #include "tier/ssd.h"
 
@@ -63,6 +64,7 @@ class SsdBooks {
   // --- slots ---
   // The class of that slot size, made at its first use; nullopt when there are too many.
   std::optional<ClassId> class_of(std::uint64_t slot_bytes);
+  // False: slabs so long cannot be here; restore_slot() then takes nothing of that slot size.
   bool restore_class(const SsdClass& found);
   bool restore_slot(const SsdPlace& place, BlockId owner);
   // nullopt: no free slot, no room for another slab, or as many entries as the index holds.
@@ -100,9 +102,7 @@ class SsdBooks {
   std::uint64_t entries() const { return entries_; }
 
   // --- who is to be written, oldest first ---
-  void push(BlockId record) { queue_.push_back(record); }
-  void push_front(BlockId record) { queue_.push_front(record); }
-  std::optional<BlockId> pop();
+  WriteQueue& queue() { return queue_; }
   std::size_t queued() const { return queue_.size(); }
 
   // Those that could not be written, until somebody tries again.
@@ -156,7 +156,8 @@ class SsdBooks {
   SlabPool slots_;
   std::unique_ptr<Policy> heat_;
   LazyArray<Place> places_;
-  std::deque<BlockId> queue_, used_;
+  WriteQueue queue_;
+  std::deque<BlockId> used_;
   std::vector<BlockId> unwritten_;
   std::vector<SsdDelete> doomed_;
   std::vector<SsdPlace> free_next_, condemned_;

@@ -64,8 +64,8 @@ struct StoreCounters {
   std::uint64_t restored = 0, restored_hits = 0, restored_orphans = 0;
 };
 
-// What one group does, and which records it is about. Made by Store::next_group(), carried out by
-// the node's writer, told to Store::group_done().
+// What one group does, and which records it is about. Made by Store::begin_group() and so on,
+// carried out by the node's writer, told to Store::group_settled() and so on.
 struct WriteBack {
   struct Item {  // one per write of the group
     BlockId record = kNoBlock;
@@ -158,11 +158,12 @@ class Store {
   void detach_ssd();
   bool has_ssd() const { return ssd_ != nullptr; }
   SsdBooks& ssd() { return *ssd_; }
-  // Takes in what the tier has. `decay`: heat left of heat 1 at that stamp. Refuses what this pool
-  // has no room to bring back; `forgotten`: entries that cannot be kept.
-  Result<void> restore_spaces(const std::vector<SsdSpace>& spaces,
-                              const std::vector<SsdClass>& classes, std::uint64_t entries);
+  // Takes in what the tier has. An entry for which this says false cannot be kept. After the last
+  // one: an error if there are blocks that this pool has no room to bring back.
+  void restore_spaces(const std::vector<SsdSpace>& spaces, const std::vector<SsdClass>& classes,
+                      std::uint64_t entries);
   bool restore_entry(const BlockKey& key, const BlockEntry& entry);
+  Result<void> entries_restored();
   // After the last entry: chains and heat. `heat_of` is asked once per record, by record.
   using HeatOf = std::function<double(BlockId)>;
   using ParentOf = std::function<Hash128(BlockId)>;
@@ -181,8 +182,14 @@ class Store {
     bool must = false;  // durable: what is queued is written, worth it or not
     std::uint32_t stamp_s = 0;
   };
-  void next_group(const GroupLimits& limits, WriteBack& batch, Seconds now);
-  void group_done(const WriteBack& batch, bool committed, Seconds now);
+  // In pieces, since puts wait meanwhile: begin, fill while it says true, end; after the commit
+  // settled, writes_done for all of them, over.
+  void begin_group(const GroupLimits& limits, WriteBack& batch, Seconds now);
+  bool fill_group(const GroupLimits& limits, WriteBack& batch, std::size_t at_most, Seconds now);
+  void end_group(const GroupLimits& limits, WriteBack& batch, Seconds now);
+  void group_settled(const WriteBack& batch, bool committed);
+  void writes_done(const WriteBack& batch, std::size_t from, std::size_t until);
+  void group_over(const WriteBack& batch, Seconds now);
   // False: the writer may sleep.
   bool has_group_work() const {
     return ssd_->queued() > 0 || ssd_->doomed() > 0 || ssd_->has_names() || draining_ ||
@@ -271,6 +278,8 @@ class Store {
   std::uint64_t wanted_blocks(double share) const;
   std::uint64_t spare_blocks() const;
   bool evict_from(ClassId klass, Seconds now);
+  BlockId take_unpinned(ClassId klass);
+  BlockId take_victim(ClassId klass);
   using Classes = std::bitset<kClassesMax>;
   std::optional<ClassId> coldest_class(const Classes& except) const;
   Room steal_slab(ClassId klass, Seconds now);
@@ -288,6 +297,7 @@ class Store {
   void leave_dram(BlockId record, Seconds now);
   void demote(BlockId record, Seconds now);
   void doom(BlockId record);
+  Namespace* restored_space(std::uint32_t number);
   std::vector<BlockId> restored_parents(const ParentOf& parent_of) const;
   bool enter_dram_order(BlockId record, BlockId parent, Seconds now);
   void has_come(BlockId record, BlockId parent, bool is_remembered, Seconds now);
@@ -301,6 +311,7 @@ class Store {
   std::optional<ClassId> coldest_ssd_class() const;
   bool evict_from_ssd(ClassId klass, Seconds now, int uncover_max = 0);
   bool drop_coldest_unwritten(Seconds now);
+  void unqueue(BlockId record);
   void drop_ssd_copy(BlockId record);
   void free_ssd_ahead(Seconds now);
   bool start_draining(ClassId klass, double bound, Seconds now);
@@ -330,11 +341,17 @@ class Store {
   std::uint64_t resident_ = 0, zombies_ = 0, pins_ = 0, dead_ = 0;
   std::uint64_t in_dram_ = 0, on_ssd_ = 0, loading_ = 0;  // in_dram_: slots of resident blocks
   std::unique_ptr<SsdBooks> ssd_;
-  bool takes_writes_ = false;  // the SSD tier
+  bool takes_writes_ = false;    // the SSD tier
+  std::uint32_t due_later_ = 0;  // evictions until a victim that is not due is looked for again
   bool is_ssd_shrinking_ = false;
   std::uint32_t idle_moves_ = 0, drain_later_ = 0;
   std::optional<SlabId> draining_;  // of the slab file: its blocks are being moved out
-  std::unordered_map<std::uint32_t, Namespace*> restoring_;  // by number, during restore
+  struct Restoring {
+    SsdSpace found;
+    Namespace* space;  // nullptr: no entry of it has come
+  };
+  std::unordered_map<std::uint32_t, Restoring> restoring_;  // by number, during restore
+  std::optional<Error> restore_error_;
   std::vector<std::uint32_t> steal_later_;  // per class: reservations to wait before trying again
   StoreCounters counters_;
 };

@@ -13,20 +13,25 @@ constexpr std::size_t kStampsPerGroup = 256;  // each may dirty a page of the in
 
 }  // namespace
 
-void Store::next_group(const GroupLimits& limits, WriteBack& batch, Seconds now) {
+void Store::begin_group(const GroupLimits& limits, WriteBack& batch, Seconds now) {
   add_moves(limits, batch, now);
+}
+
+bool Store::fill_group(const GroupLimits& limits, WriteBack& batch, std::size_t at_most,
+                       Seconds now) {
+  const std::size_t until = std::min(limits.blocks, batch.items.size() + at_most);
   while (batch.items.size() < limits.blocks && batch.bytes < limits.bytes) {
-    const auto record = ssd_->pop();
+    if (batch.items.size() >= until) return true;
+    const auto record = ssd_->queue().first();
     if (!record) break;
-    Private& mine = private_[*record];
-    if ((mine.flags & kQueued) == 0) continue;  // gone since, or written as somebody's parent
     const Added added = add_chain(*record, limits, batch, now);
-    if (added == Added::not_now) {
-      ssd_->push_front(*record);
-      break;
-    }
-    if (added != Added::yes) mine.flags &= static_cast<std::uint8_t>(~kQueued);
+    if (added == Added::not_now) break;
+    unqueue(*record);  // unless it is in the group by now
   }
+  return false;
+}
+
+void Store::end_group(const GroupLimits& limits, WriteBack& batch, Seconds now) {
   if (!batch.items.empty()) free_ssd_ahead(now);
   ssd_->take_doomed(kDeletesPerGroup, batch.group.deletes);
   add_stamps(limits, batch, now);
@@ -87,7 +92,8 @@ Store::Added Store::add_write(BlockId record, const GroupLimits& limits, WriteBa
 void Store::begin_write(BlockId record, const SsdPlace& place, const GroupLimits& limits,
                         WriteBack& batch, Seconds now) {
   Private& mine = private_[record];
-  mine.flags = static_cast<std::uint8_t>((mine.flags & ~kQueued) | kWriting);
+  unqueue(record);
+  mine.flags |= kWriting;
   pin(record);
   const IndexWriter::Fields fields = index_->fields(record);
   const Namespace* space = namespaces_.of(fields.incarnation);
@@ -132,11 +138,17 @@ void Store::add_stamps(const GroupLimits& limits, WriteBack& batch, Seconds now)
 
 // --- after the group -----------------------------------------------------------------------------
 
-void Store::group_done(const WriteBack& batch, bool committed, Seconds now) {
+void Store::group_settled(const WriteBack& batch, bool committed) {
   ssd_->done_naming(batch.group, committed);
   ssd_->done_deleting(batch.group.deletes, committed);
-  for (std::size_t i = 0; i < batch.items.size(); ++i)
+}
+
+void Store::writes_done(const WriteBack& batch, std::size_t from, std::size_t until) {
+  for (std::size_t i = from; i < std::min(until, batch.items.size()); ++i)
     write_done(batch.group.writes[i], batch.items[i]);
+}
+
+void Store::group_over(const WriteBack& batch, Seconds now) {
   // A device that takes some of it may take the rest. Each failure counts, so this comes to an end.
   if (std::ranges::any_of(batch.group.writes, &SsdWrite::written)) queue_unwritten();
   // Else a slab that holds such a block would be emptied for ever.

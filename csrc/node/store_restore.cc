@@ -10,30 +10,38 @@ constexpr BlockId kLookUpsAhead = 12;
 
 }  // namespace
 
-Result<void> Store::restore_spaces(const std::vector<SsdSpace>& spaces,
-                                   const std::vector<SsdClass>& classes, std::uint64_t entries) {
+void Store::restore_spaces(const std::vector<SsdSpace>& spaces,
+                           const std::vector<SsdClass>& classes, std::uint64_t entries) {
   index_->begin_with(entries);
-  for (const SsdClass& found : classes)
-    if (!ssd_->restore_class(found))
-      return fail(Code::refused, "slabs for slots of " + std::to_string(found.slot_bytes) +
-                                     " bytes, " + std::to_string(found.slab_units) +
-                                     " units long, cannot be");
-  for (const SsdSpace& found : spaces) {
-    auto space = open_namespace(found.id, found.block_bytes);
-    if (!space)
-      return fail(
-          Code::bad_argument,
-          "the SSD directory holds a namespace that this pool cannot: " + space.error().message);
-    ssd_->set_number((*space)->incarnation.load(std::memory_order_relaxed), found.number);
-    restoring_.emplace(found.number, *space);
+  // One that cannot be is left out, as after a large block size and a shrink: most often nothing
+  // of it is there any more, and if so, restore_entry() turns it away.
+  for (const SsdClass& found : classes) (void)ssd_->restore_class(found);
+  for (const SsdSpace& found : spaces) restoring_.emplace(found.number, Restoring{found, nullptr});
+}
+
+// Only where there is an entry: what has none left may be of a size that this pool cannot hold.
+Namespace* Store::restored_space(std::uint32_t number) {
+  const auto known = restoring_.find(number);
+  if (known == restoring_.end() || restore_error_) return nullptr;
+  auto& [found, space] = known->second;
+  if (space != nullptr) return space;
+  auto opened = open_namespace(found.id, found.block_bytes);
+  if (!opened) {
+    restore_error_ = Error{opened.error().code,
+                          "it holds blocks of " + std::to_string(found.block_bytes) +
+                              " bytes, which this pool cannot hold (" + opened.error().message +
+                              "): open it with more DRAM, or use another directory"};
+    return nullptr;
   }
-  return {};
+  space = *opened;
+  ssd_->set_number(space->incarnation.load(std::memory_order_relaxed), number);
+  return space;
 }
 
 bool Store::restore_entry(const BlockKey& key, const BlockEntry& entry) {
-  const auto known = restoring_.find(key.space());
-  if (known == restoring_.end() || entry.bytes != known->second->block_bytes) return false;
-  Namespace& space = *known->second;
+  Namespace* const known = restored_space(key.space());
+  if (known == nullptr || entry.bytes != known->block_bytes) return false;
+  Namespace& space = *known;
   const auto record = take_record();
   if (!record) return false;
   const SsdPlace place{entry.slab_unit, entry.slot, entry.bytes};
@@ -62,6 +70,11 @@ bool Store::restore_entry(const BlockKey& key, const BlockEntry& entry) {
   ++space.blocks;
   ++counters_.restored;
   return true;
+}
+
+Result<void> Store::entries_restored() {
+  if (restore_error_) return std::unexpected(*restore_error_);
+  return {};
 }
 
 // Of each record; kNoBlock: it has none, kMissing: it is not there. Each look-up is two cold lines,

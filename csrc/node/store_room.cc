@@ -1,5 +1,6 @@
 // Making room: what leaves, in which order, and how slabs pass between size classes.
 #include <algorithm>
+#include <array>
 #include <limits>
 
 #include "base/check.h"
@@ -16,6 +17,8 @@ constexpr std::uint32_t kUnitsPunchedPerStep = 4;  // 1.6 ms
 constexpr double kAnyTemperature = std::numeric_limits<double>::infinity();
 // Records looked at before a reservation evicts, when dropped namespaces still hold some.
 constexpr std::uint32_t kSweepForRoom = 4096;
+// Blocks on their way to the SSD that are passed over for one that is there.
+constexpr std::uint32_t kDueLookedAt = 128;
 
 }  // namespace
 
@@ -35,7 +38,8 @@ void Store::retire(BlockId record, Leave why, Seconds now) {
   }
   if (ssd_) ssd_->heat().erase(record, name, why, now);
   mine.parked = false;
-  mine.flags &= static_cast<std::uint8_t>(~(kQueued | kSsdParked | kUsed));
+  unqueue(record);
+  mine.flags &= static_cast<std::uint8_t>(~(kSsdParked | kUsed));
   --resident_;
   if (Namespace* space = namespaces_.of(fields.incarnation))
     --space->blocks;
@@ -87,16 +91,47 @@ Store::Room Store::make_room(ClassId klass, Seconds now) {
 }
 
 bool Store::evict_from(ClassId klass, Seconds now) {
+  const BlockId record = take_victim(klass);
+  if (record == kNoBlock) return false;
+  leave_dram(record, now);
+  return true;
+}
+
+BlockId Store::take_unpinned(ClassId klass) {
   for (;;) {
     const BlockId record = policy_->take_coldest(klass);
-    if (record == kNoBlock) return false;
-    if (private_[record].pins_or_next > 0) {  // comes back with its last unpin
-      private_[record].parked = true;
-      continue;
-    }
-    leave_dram(record, now);
-    return true;
+    if (record == kNoBlock || private_[record].pins_or_next == 0) return record;
+    private_[record].parked = true;  // comes back with its last unpin
   }
+}
+
+// The coldest that nobody pins. One that waits to be written would be lost, where the next one may
+// only have to go back to the SSD: so a burst of puts into a pool of warm blocks is passed over
+// while it is being written. When puts outrun the disk all that is cold waits; then looking for
+// better costs something, so it is done rarely, and the coldest goes.
+BlockId Store::take_victim(ClassId klass) {
+  const BlockId coldest = take_unpinned(klass);
+  if (coldest == kNoBlock || !is_due(coldest)) return coldest;
+  if (due_later_ > 0) {
+    --due_later_;
+    return coldest;
+  }
+  std::array<BlockId, kDueLookedAt> passed;
+  std::size_t count = 0;
+  BlockId victim = kNoBlock;
+  while (count < passed.size()) {
+    victim = take_unpinned(klass);
+    if (victim == kNoBlock || !is_due(victim)) break;
+    passed[count++] = victim;
+    victim = kNoBlock;
+  }
+  for (std::size_t i = 0; i < count; ++i) policy_->give_back(passed[i]);
+  if (victim == kNoBlock) {
+    due_later_ = kDueLookedAt;
+    return coldest;
+  }
+  policy_->give_back(coldest);
+  return victim;
 }
 
 // What nobody wants goes before what somebody may want. True: some of it did.

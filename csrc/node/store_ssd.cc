@@ -44,7 +44,14 @@ void Store::write_soon(BlockId record) {
   Private& mine = private_[record];
   if (!takes_writes_ || (mine.flags & (kOnSsd | kQueued | kWriting)) != 0) return;
   mine.flags |= kQueued;
-  ssd_->push(record);
+  ssd_->queue().push(record);
+}
+
+void Store::unqueue(BlockId record) {
+  Private& mine = private_[record];
+  if ((mine.flags & kQueued) == 0) return;
+  mine.flags &= static_cast<std::uint8_t>(~kQueued);
+  ssd_->queue().remove(record);
 }
 
 void Store::queue_all() {
@@ -60,8 +67,7 @@ void Store::queue_unwritten() {
 
 void Store::stop_queueing() {
   takes_writes_ = false;
-  while (const auto record = ssd_->pop())
-    private_[*record].flags &= static_cast<std::uint8_t>(~kQueued);
+  while (const auto record = ssd_->queue().first()) unqueue(*record);
 }
 // --- back into DRAM ------------------------------------------------------------------------------
 

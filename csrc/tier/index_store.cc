@@ -19,6 +19,8 @@ namespace {
 
 constexpr std::uint64_t kIndexPageBytes = 4096;
 constexpr unsigned kReadersMax = 126;
+constexpr off_t kLockBytes = 8192;  // as large as LMDB makes it for that many readers
+constexpr const char* kLockSuffix = "-lock";
 constexpr MDB_dbi kDatabasesMax = 8;
 constexpr std::string_view kFile = "index file: ";
 constexpr const char* kRemedy = "; moving the directory away or removing it starts an empty tier";
@@ -115,7 +117,17 @@ std::uint64_t IndexStore::entries_max(std::uint64_t index_bytes) {
 
 namespace {
 
+// LMDB makes its lock file with a hole in it and writes there through a map: on a full disk that
+// would end the process with SIGBUS.
+int take_lock_room(const std::string& path) {
+  const Descriptor file(
+      ::open((path + kLockSuffix).c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
+  return file.is_open() ? posix_fallocate(file.get(), 0, kLockBytes) : errno;
+}
+
 int open_environment(IndexStore::Parts& parts, std::uint64_t map_bytes, unsigned flags) {
+  if ((flags & MDB_NOLOCK) == 0)
+    if (const int code = take_lock_room(parts.path)) return code;
   if (const int code = mdb_env_create(&parts.env)) return code;
   if (const int code = mdb_env_set_mapsize(parts.env, map_bytes)) return code;
   if (const int code = mdb_env_set_maxreaders(parts.env, kReadersMax)) return code;
@@ -188,7 +200,7 @@ Result<std::unique_ptr<IndexStore>> IndexStore::create(const std::string& path,
   if (const auto formatted = format(*parts, file.get(), relaxed); !formatted) {
     parts.reset();
     ::unlink(path.c_str());
-    ::unlink((path + "-lock").c_str());
+    ::unlink((path + kLockSuffix).c_str());
     return std::unexpected(formatted.error());
   }
   parts->refresh_figures(0);

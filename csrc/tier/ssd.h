@@ -188,6 +188,8 @@ class Ssd {
   using VisitEntry = std::function<void(const BlockKey&, const BlockEntry&)>;
   Result<void> for_each_entry(const VisitEntry& visit) const;
   std::vector<BlockKey> forgotten() const;
+  // Commits delete some with each group, an empty one too, as long as there are any.
+  bool has_forgotten() const;
   void forget_these(std::vector<BlockKey> keys);  // deleted with the next group, whatever they say
 
   // True: in the index, but for writes that are not `written`; a group of nothing is true and

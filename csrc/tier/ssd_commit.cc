@@ -136,6 +136,8 @@ bool Ssd::Parts::commit_index(const SsdGroup& group) {
   return true;
 }
 
+bool Ssd::has_forgotten() const { return !parts_->to_forget.empty(); }
+
 bool Ssd::sync() {
   Parts& p = *parts_;
   if (p.options.durability != Durability::relaxed) return true;

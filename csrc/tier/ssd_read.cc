@@ -1,5 +1,6 @@
 // The readers' side. No lock of the tier and nothing of the index is touched here.
 #include <array>
+#include <utility>
 
 #include "block/checksum.h"
 #include "tier/ssd_parts.h"
@@ -40,8 +41,6 @@ void Ssd::Parts::end_read(SsdReads& reads, SsdReads::Item& item) {
     read_bytes.fetch_add(bytes, std::memory_order_relaxed);
   } else if (outcome == ReadOutcome::damaged) {
     damaged.fetch_add(1, std::memory_order_relaxed);
-  } else {
-    count_fault(read_faults, "a slot could not be read");
   }
   item.outcome.store(outcome, std::memory_order_release);
   reads.item_done();
@@ -57,11 +56,16 @@ void Ssd::Parts::read_cut(const IoTask& task) {
   Parts& parts = *static_cast<Parts*>(task.owner);
   const std::span run(static_cast<SsdReads::Item*>(task.item), task.cut.slots);
   const bool is_done = run.size() > 1 && parts.read_together(run);
+  bool is_counted = false;
   for (SsdReads::Item& item : run) {
     const std::uint64_t bytes = run.size() > 1 ? item.place.slot_bytes() : task.cut.bytes;
     if (!is_done && parts.slabs->read_at(item.place.offset() + task.cut.offset,
-                                         item.into + task.cut.offset, bytes) != 0)
-      item.io_failed.store(true, std::memory_order_relaxed);
+                                         item.into + task.cut.offset, bytes) != 0) {
+      // One fault, whether the device failed for many small slots or for many pieces of one.
+      const bool is_first = !item.io_failed.exchange(true, std::memory_order_relaxed);
+      if (is_first && !std::exchange(is_counted, true))
+        parts.count_fault(parts.read_faults, "a slot could not be read");
+    }
     // The thread that brings the last piece sees what the others brought.
     if (item.pieces_left.fetch_sub(1, std::memory_order_acq_rel) == 1)
       parts.end_read(*static_cast<SsdReads*>(task.alive.get()), item);
@@ -84,7 +88,9 @@ void Ssd::read(const std::shared_ptr<SsdReads>& reads) {
     tasks.push_back({Parts::read_cut, parts_.get(), &items[cut.first], cut, reads});
   }
   for (SsdReads::Item& item : items)
-    if (item.pieces_left == 0) {  // no block is empty: nowhere to read it to, or no such place
+    // No block is empty: there is no memory to read it to, or no such place. The device is not to
+    // blame, so it counts as no fault.
+    if (item.pieces_left == 0) {
       item.io_failed = true;
       parts_->end_read(*reads, item);
     }

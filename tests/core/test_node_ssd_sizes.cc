@@ -194,5 +194,81 @@ TEST_CASE("node ssd sizes: a burst larger than the SSD passes through it") {
   }
 }
 
+// A class that was made for a block which no longer fits is only in the way if it is needed.
+TEST_CASE("node ssd sizes: after a shrink below an old block size the directory opens") {
+  constexpr std::uint64_t kLarge = 40 << 20;
+  SsdPool pool(SsdPool::small(30, 24));
+  REQUIRE(pool.put(pool.space(1, kLarge), key_of(1)) == PutStatus::stored);
+  pool.put(pool.space(2, 64 * kKiB), key_of(2));
+  pool.flush();
+  REQUIRE(pool.node->stats().ssd_blocks == 2);
+  const std::uint64_t small = test::capacity_of(5);
+  REQUIRE(pool.node->resize_ssd(small, test::never_hung()).has_value());
+  REQUIRE(pool.node->stats().ssd_facts.units * 4 < kLarge / kUnitBytes);
+  pool.options.ssd.capacity_bytes = small;
+  pool.reopen();
+  CHECK(pool.gets(pool.space(2, 64 * kKiB), key_of(2)));
+  CHECK(pool.put(pool.space(1, kLarge), key_of(3)) == PutStatus::stored);  // in DRAM alone
+  CHECK(pool.put(pool.space(2, 64 * kKiB), key_of(4)) == PutStatus::stored);
+  pool.node->flush(test::never_hung());
+  const NodeStats stats = pool.node->stats();
+  CHECK(stats.store.ssd_no_room > 0);
+  CHECK(stats.ssd_blocks == 2);
+  CHECK_FALSE(stats.ssd_read_only);
+  pool.reopen();
+  CHECK(pool.gets(pool.space(2, 64 * kKiB), key_of(4)));
+  pool.check_at_rest();
+}
+
+TEST_CASE("node ssd sizes: entries of a class that cannot be are forgotten, the others stay") {
+  SsdPool pool(SsdPool::small(2, 6));
+  pool.put(pool.space(1, 64 * kKiB), keys_from(0, 5));
+  pool.put(pool.space(2, 100 * kKiB), keys_from(100, 3));
+  pool.flush();
+  pool.close();
+  {
+    auto tier = Ssd::open(pool.options.ssd);
+    REQUIRE(tier.has_value());
+    SsdGroup group;
+    group.new_classes = {{64 * kKiB, 1000}};
+    REQUIRE((*tier)->commit(group));
+  }
+  pool.open();
+  CHECK(pool.count(pool.space(1, 64 * kKiB), keys_from(0, 5)) == 0);
+  CHECK(pool.get(pool.space(2, 100 * kKiB), keys_from(100, 3)) == 3);
+  CHECK(pool.node->stats().ssd_blocks == 3);
+  pool.put(pool.space(1, 64 * kKiB), keys_from(0, 5));
+  pool.flush();
+  pool.reopen();
+  CHECK(pool.get(pool.space(1, 64 * kKiB), keys_from(0, 5)) == 5);
+  CHECK(pool.node->stats().ssd_blocks == 8);
+  pool.check_at_rest();
+}
+
+TEST_CASE("node ssd sizes: blocks too large for DRAM refuse by path and remedy, if there are any") {
+  constexpr std::uint64_t kLarge = 3 << 20;
+  SsdPool pool(SsdPool::small(8, 10));
+  pool.put(pool.space(1, kLarge), key_of(1));
+  pool.put(pool.space(2, 64 * kKiB), key_of(2));
+  pool.flush();
+  pool.close();
+  const std::uint64_t dram = std::exchange(pool.options.store.bytes_limit, kUnitBytes);
+  const std::uint64_t most = std::exchange(pool.options.store.bytes_max, kUnitBytes);
+  const auto refused = Node::open(pool.options, pool.clock);
+  REQUIRE_FALSE(refused.has_value());
+  CHECK(refused.error().code == Code::bad_argument);
+  CHECK(refused.error().message.starts_with("SSD tier in " + pool.options.ssd.path + ": "));
+  CHECK(refused.error().message.find("more DRAM") != std::string::npos);
+  pool.options.store.bytes_limit = dram;
+  pool.options.store.bytes_max = most;
+  pool.open();  // nothing was lost by the trial
+  CHECK(pool.gets(pool.space(1, kLarge), key_of(1)));
+  REQUIRE(pool.node->remove(pool.space(1, kLarge), {std::array{key_of(1)}}) == 1);
+  pool.close();
+  pool.options.store.bytes_limit = pool.options.store.bytes_max = kUnitBytes;
+  pool.open();
+  CHECK(pool.gets(pool.space(2, 64 * kKiB), key_of(2)));
+}
+
 }  // namespace
 }  // namespace kvpool

@@ -225,5 +225,36 @@ TEST_CASE("ssd fault: O_DIRECT that is refused in the middle of a group loses no
   CHECK(tier.entries() == 20);
 }
 
+TEST_CASE("ssd fault: lack of memory for reads is no fault of the device") {
+  Tier tier;
+  const auto blocks = blocks_from(0, 2);
+  SsdGroup group = group_of(blocks);
+  REQUIRE(tier.ssd->commit(group));
+  for (int round = 0; round < 20; ++round) {  // more than kSsdFaultsMax
+    test::TierReads batch(blocks);
+    batch.reads->items[1].into = nullptr;
+    tier.ssd->read(batch.reads);
+    REQUIRE(batch.reads->wait(test::soon()));
+    CHECK(batch.outcome(0) == ReadOutcome::whole);
+    CHECK(batch.outcome(1) == ReadOutcome::failed);
+  }
+  CHECK(tier.ssd->counters().read_faults == 0);
+  CHECK_FALSE(tier.ssd->is_read_only());
+}
+
+TEST_CASE("ssd fault: a transfer that fails is one fault, however many slots it was to bring") {
+  Tier tier;
+  const auto blocks = blocks_from(0, 8);  // neighbours: read at once
+  SsdGroup group = group_of(blocks);
+  REQUIRE(tier.ssd->commit(group));
+  tier.faults.fail("ssd.read", 8, 0);
+  test::TierReads batch(blocks);
+  tier.ssd->read(batch.reads);
+  REQUIRE(batch.reads->wait(test::soon()));
+  for (std::size_t i = 0; i < blocks.size(); ++i) CHECK(batch.outcome(i) == ReadOutcome::failed);
+  CHECK(tier.faults.hits("ssd.read") == 8);
+  CHECK(tier.ssd->counters().read_faults == 1);
+}
+
 }  // namespace
 }  // namespace kvpool

@@ -176,6 +176,38 @@ def test_a_namespace_dropped_in_the_middle_of_a_chain(pool: kvpool.Pool) -> None
     assert pool.stats()["bytes_taken"] == 0
 
 
+@pytest.mark.parametrize("at", range(N))
+@pytest.mark.parametrize("then", ["abort", "commit"])
+def test_a_chain_whose_head_was_dropped_ends_while_it_waits(
+    pool: kvpool.Pool, at: int, then: str
+) -> None:
+    """Its next key is another writer's. What it would put there could never be reached."""
+    space = pool.namespace(opaque())
+    other = space.reserve(CHAIN[at])
+    assert other.buffer is not None
+    waiting = Call(put(space))
+    wait_until(lambda: space.lookup(CHAIN).blocks == at)
+    waiting.thread.join(0.02)
+    assert waiting.thread.is_alive()
+    assert space.drop() == at
+    result = waiting.result()  # though the other one still stands there
+    assert [result[i] for i in range(at)] == [Put.STORED] * at  # they were, until then
+    assert result.reasons[at] is Reason.DROPPED
+    assert set(result.reasons[at + 1 :]) <= {Reason.CHAIN_BROKEN}
+    assert not any(is_there(space, each) for each in CHAIN)
+    if then == "commit":
+        other.buffer[:] = payload(CHAIN[at])
+        assert other.commit() is Put.NO_ROOM
+        assert other.reason is Reason.DROPPED
+    else:
+        other.abort()
+    assert not any(is_there(space, each) for each in CHAIN)
+    assert put(space)().stored == N
+    assert pool._node.settle(10)
+    assert pool.stats()["bytes_taken"] == N * BLOCK_BYTES
+    pool.check()
+
+
 @pytest.mark.parametrize("point", WRITER_POINTS)
 def test_a_writer_of_a_dropped_namespace_does_not_hinder_the_next_one(
     pool: kvpool.Pool, point: str

@@ -34,9 +34,9 @@ from kvpool.replay.payload import Payload, keys_of
 BLOCK_BYTES = 64 << 10
 MANIFEST = kvpool.Manifest(model="m", layout="opaque", block_tokens=1, block_bytes=BLOCK_BYTES)
 
-def opened(path, capacity, durability="durable"):
+def opened(path, capacity, durability="durable", dram="8MiB"):
     admit = None if durability == "durable" else "all"
-    return kvpool.open("8MiB", ssd=path, ssd_capacity=capacity, ssd_free_floor=0,
+    return kvpool.open(dram, ssd=path, ssd_capacity=capacity, ssd_free_floor=0,
                        durability=durability, ssd_admit=admit, prefault="off", huge_pages=False)
 
 def say(number):
@@ -106,12 +106,13 @@ sys.stdin.read()
 
 # Opens, looks for what flush() acknowledged before, has 16 blocks flushed and 32 more on their way,
 # and closes. Says 0 before it opens, the numbers of the 16, and one more number before it closes.
+# All fit into DRAM: under `async` a block that is evicted before it was written is gone.
 VISITOR = (
     COMMON
     + """
 path, capacity, file, first = sys.argv[1:]
 say(0)
-pool = opened(path, capacity, "async")
+pool = opened(path, capacity, "async", "64MiB")
 space = pool.namespace(MANIFEST)
 check(space, file, True)
 first = int(first)

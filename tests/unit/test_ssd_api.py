@@ -353,6 +353,20 @@ def test_flush_says_when_all_is_on_the_ssd(tmp_path: Path) -> None:
         assert pool.flush(timeout=0)
 
 
+def test_a_burst_into_a_pool_of_warm_blocks_is_not_lost(tmp_path: Path) -> None:
+    # Each new block is colder than all that are there, so it would be the next one's victim.
+    with on_ssd(tmp_path) as pool:
+        space = put_all(pool, range(BLOCKS_IN_DRAM))
+        for _ in range(3):
+            assert got(space, keys(range(BLOCKS_IN_DRAM))) == BLOCKS_IN_DRAM
+        pool.stats()  # the uses are counted
+        for number in range(1000, 1016):
+            assert space.put(keys([number]), payloads(keys([number]))).stored == 1
+        assert pool.flush(timeout=30)
+        assert pool.stats()["evicted_unwritten"] == 0
+        assert all(is_there(space, key) for key in keys(range(1000, 1016)))
+
+
 def test_flush_without_a_tier_has_nothing_to_do() -> None:
     with opened() as pool:
         assert pool.flush(timeout=0)
@@ -530,3 +544,20 @@ def test_what_cannot_be_read_back_is_a_miss(tmp_path: Path, point: str) -> None:
         assert space.put(keys([1]), payloads(keys([1]))).no_room == 0
         assert got(space, keys([1])) == 1
         pool.check()
+
+
+def test_chains_go_on_where_the_tier_is_no_larger_than_dram(tmp_path: Path) -> None:
+    # Every block on the SSD then has a child in DRAM alone, and may not go before it.
+    block_bytes = 64 << 10
+    manifest = kvpool.Manifest(model="m", layout="opaque", block_tokens=16, block_bytes=block_bytes)
+    with on_ssd(
+        tmp_path, dram="64MiB", ssd_capacity="16MiB", max_blocks=None, durability="durable"
+    ) as pool:
+        space = pool.namespace(manifest)
+        data = np.zeros((64, block_bytes), dtype=np.uint8)
+        for chain in range(30):
+            chain_keys = space.keys(np.arange(64 * 16) + chain * 100_000)
+            result = space.put(chain_keys, data)
+            assert result.stored == 64, result
+            assert space.get_into(chain_keys, data) == 64
+        assert pool.stats()["not_durable"] == 0

@@ -1,5 +1,5 @@
-// The system calls by which the tier and LMDB 0.9 change files, in front of the C library's: as
-// they are defined in the executable, liblmdb.so finds them too. Of files that are not followed they
+// The system calls by which the tier and LMDB 0.9 change files, in front of the C library's: they
+// are defined in the executable, so liblmdb.so finds them too. Of files that are not followed they
 // say nothing.
 //
 // LMDB writes single pages with pwrite, runs of pages with lseek and writev, and its commit record

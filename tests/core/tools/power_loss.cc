@@ -7,7 +7,7 @@
 // power cut would leave, opens it with the real tier and looks at all of it. Prints its seed and a
 // line of JSON with what it found; the exit status says only whether it could look.
 //
-// Broken on purpose, to show that it would be found (load `tier`, but for the last):
+// Broken on purpose, to show that it would be found (early_reuse, hasty_reuse: load `tier` only):
 //   early_reuse     an extent is written again before the commit that deletes its entry
 //   no_payload_sync flushes of the slab file do nothing
 //   no_index_sync   flushes of the index do nothing, as with MDB_NOSYNC
