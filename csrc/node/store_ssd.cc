@@ -151,6 +151,7 @@ void Store::lose_ssd_copy(BlockId record, bool quarantine, Seconds now) {
   const Private& mine = private_[record];
   // One that is gone already loses its copy with its last pin.
   if (mine.state != State::resident || !is_on_ssd(record)) return;
+  if ((mine.flags & kLoading) != 0) return;  // somebody else is reading it: theirs decides
   if (quarantine) ssd_->condemn(ssd_place(record));
   // On its way to another slot, with bytes that are compared, or from DRAM.
   if ((mine.flags & kWriting) != 0) return;

@@ -90,6 +90,7 @@ class NodeAgainstModel {
     return options;
   }
   void find_spaces() {
+    units_at_open_ = pool_.node->stats().ssd_facts.units;
     for (std::size_t i = 0; i < spaces_.size(); ++i)
       spaces_[i].handle = &pool_.space(i, shape_.block_bytes[i]);
   }
@@ -181,8 +182,8 @@ class NodeAgainstModel {
   }
   void resize_ssd() {
     // A slab of the largest block fits always; a removed block that is leased may hold it up.
-    const auto units = random_.between<std::uint64_t>(
-        std::max<std::uint64_t>(4, shape_.ssd_units / 2 + 1), 2 * shape_.ssd_units);
+    const std::uint64_t most = std::min(2 * shape_.ssd_units, 4 * units_at_open_ - 2);
+    const auto units = random_.between<std::uint64_t>(4, most);
     const auto deadline =
         leases_.empty() ? test::never_hung() : test::after(std::chrono::milliseconds(100));
     const auto resized = pool_.node->resize_ssd(test::capacity_of(units), deadline);
@@ -256,10 +257,12 @@ class NodeAgainstModel {
   std::set<Place> removed_;  // since their namespace was last dropped
   std::vector<Leased> leases_;
   bool was_removed_ = false;
+  std::uint64_t units_at_open_ = 0;  // it may grow to four times that
 };
 
 void run_against_model(const char* name, const std::vector<Shape>& shapes, std::size_t steps) {
   test::Random random(name);
+  std::uint64_t from_ssd = 0, restored = 0, moved = 0;
   for (std::size_t number = 0; number < shapes.size(); ++number) {
     CAPTURE(number);
     NodeAgainstModel run(shapes[number], random);
@@ -268,9 +271,13 @@ void run_against_model(const char* name, const std::vector<Shape>& shapes, std::
       run.step();
     }
     run.end();
-    CHECK(run.from_ssd > 0);
-    CHECK(run.restored > 0);
+    from_ssd += run.from_ssd;
+    restored += run.restored;
+    moved += run.moved;
   }
+  MESSAGE("from the SSD " << from_ssd << ", moved " << moved << ", restored " << restored);
+  CHECK(from_ssd > 0);
+  CHECK(restored > 0);
 }
 
 TEST_CASE("node ssd: one block size against a dict, under every contract") {
