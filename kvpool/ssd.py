@@ -13,8 +13,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from kvpool import _core
+from kvpool import _core, config
+from kvpool.errors import TierRefused
 
+_NOW_S_MAX = 1e12  # year 33658, and whole seconds are still exact
+_FILES = ("slabs", "index.mdb")  # a directory without both never was a tier
 _STEP_BYTES = 64 << 20  # read between two reports of progress
 
 
@@ -113,13 +116,15 @@ Progress = Callable[[int, int, int], None]
 def inspect(path: str | os.PathLike[str], *, now_s: float | None = None) -> Inspection:
     """Say what an SSD tier holds, without reading its blocks.
 
-    now_s: seconds since 1970 from which ages are counted (default: now). Raises TierRefused for a
-    tier that is in use, damaged, of another version, or none at all. Releases the GIL while it
-    reads the index: about 1.5 s and 96 MB for 1,000,000 blocks.
+    now_s: seconds since 1970 from which ages are counted (default: now). Raises BadArgument for a
+    path or a time that cannot be meant, TierRefused for a tier that is in use, damaged, of another
+    version, or none at all. Releases the GIL while it reads the index: about 1.5 s and 96 MB for
+    1,000,000 blocks.
     """
+    now_s = time.time() if now_s is None else config.check_number("now_s", now_s, 0, _NOW_S_MAX)
     with _scanning(path) as scan:
         facts: dict[str, Any] = scan.facts()
-        ages = scan.ages(int(time.time() if now_s is None else now_s))
+        ages = scan.ages(int(now_s))
         _, _, damaged, _ = scan.verify_some(0)
     namespaces = tuple(Namespace(**each) for each in facts.pop("namespaces"))
     classes = tuple(SizeClass(**each) for each in facts.pop("classes"))
@@ -158,8 +163,23 @@ def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) ->
 
 @contextlib.contextmanager
 def _scanning(path: str | os.PathLike[str]) -> Iterator[_core.SsdScan]:
-    scan = _core.SsdScan(os.fspath(path))
+    folder = config.check_folder("path", path)
+    _refuse_what_never_was_a_tier(folder)
+    scan = _core.SsdScan(folder)
     try:
         yield scan
     finally:
         scan.close()
+
+
+def _refuse_what_never_was_a_tier(folder: str) -> None:
+    """Ahead of the core, whose words for it advise on where to make a new tier.
+
+    Other refusals are the core's: a directory that cannot be listed, a tier that lost a file.
+    """
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return
+    if not set(_FILES).intersection(names):
+        raise TierRefused(f"SSD tier in {folder}: holds no tier of kvpool")

@@ -44,7 +44,10 @@ def inspect(path: Path, as_json: AsJson = False) -> None:
 
 @app.command()
 def verify(path: Path, as_json: AsJson = False) -> None:
-    """Read and check every block. Exit status 0: all whole; 1: damage, or no look at it."""
+    """Read and check every block.
+
+    Exit status 0: all whole; 1: damage found, or it could not be read.
+    """
     from kvpool import ssd
 
     with _told_plainly(), _bar() as progress:

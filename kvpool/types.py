@@ -29,7 +29,11 @@ class Put(enum.IntEnum):
 
 
 class Reason(enum.IntEnum):
-    """Why a block was not stored as asked; NONE for one that was, or was there already."""
+    """Why a block was not stored as asked; NONE for one that was, or was there already.
+
+    All but NOT_DURABLE mean that the pool does not have the block. A NOT_DURABLE one is in DRAM
+    and readable; only the SSD did not take it, so that a crash or an eviction loses it.
+    """
 
     NONE = 0
     POOL_PINNED = 2  # nothing more can go: it is being read or written
@@ -40,7 +44,7 @@ class Reason(enum.IntEnum):
     NO_MEMORY = 7  # the machine has no pages for it
     FAILED = 8  # the writer gave up, the pool was closed meanwhile, or a test injected a fault
     TOO_LARGE = 9  # the block is larger than the pool is now
-    NOT_DURABLE = 10  # readable, but the SSD did not take it: full, read-only, a fault, too slow
+    NOT_DURABLE = 10  # put, but not committed: full, read-only, a fault, too slow; readable
 
 
 class Hit(NamedTuple):
@@ -88,8 +92,17 @@ class PutResult(Sequence[Put]):
 
     @property
     def no_room(self) -> int:
-        """Blocks that are not stored as asked; the pool works on without them."""
+        """Blocks that are not stored as asked; the pool works on without them.
+
+        Those of Reason.NOT_DURABLE count here as well, so that stored + present + no_room is
+        len(self); but they are in DRAM and readable: see not_durable.
+        """
         return len(self._codes) - self.stored - self.present
+
+    @property
+    def not_durable(self) -> int:
+        """Blocks among no_room that are readable; only the SSD did not take them."""
+        return self._codes.count(Reason.NOT_DURABLE)
 
     @property
     def reasons(self) -> list[Reason]:
@@ -102,10 +115,11 @@ class PutResult(Sequence[Put]):
         return next((reason for reason in self.reasons if reason is not Reason.NONE), Reason.NONE)
 
     def __repr__(self) -> str:
+        counts = f"stored={self.stored}, present={self.present}, no_room={self.no_room}"
+        if self.not_durable:
+            counts += f", not_durable={self.not_durable}"
         why = f", reason={self.reason.name}" if self.no_room else ""
-        return (
-            f"PutResult(stored={self.stored}, present={self.present}, no_room={self.no_room}{why})"
-        )
+        return f"PutResult({counts}{why})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PutResult) and self._codes == other._codes

@@ -82,11 +82,11 @@ class ReplayArguments:
     ] = False
     threads: Annotated[int, typer.Option(min=1, max=64, help="With --bytes.")] = 1
     ssd: Annotated[
-        Path | None,
+        str | None,  # not a Path, of which "" is the working directory
         typer.Option(
             metavar="PATH",
-            file_okay=False,
-            help="With --bytes: add an SSD tier in this directory, which must be new or empty.",
+            help="With --bytes: add an SSD tier in this directory, which must be empty or absent,"
+            " and is emptied again unless --keep-ssd.",
         ),
     ] = None
     ssd_capacity_blocks: Annotated[
@@ -159,8 +159,20 @@ class ReplayArguments:
                 param_hint="--restart-at",
             )
         return SsdOptions(
-            self.ssd, self.ssd_capacity_blocks, self.ssd_admit, self.restart_at, self.keep_ssd
+            _folder(self.ssd),
+            self.ssd_capacity_blocks,
+            self.ssd_admit,
+            self.restart_at,
+            self.keep_ssd,
         )
+
+
+def _folder(text: str) -> Path:
+    if not text:
+        raise typer.BadParameter("is an empty path; name a directory", param_hint="--ssd")
+    if os.path.exists(text) and not os.path.isdir(text):
+        raise typer.BadParameter(f"{text!r} is a file; name a directory", param_hint="--ssd")
+    return Path(text)
 
 
 def _policies(names: Sequence[str]) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 Needs 650 MiB of memory. The policies without foresight move real bytes, and every hit is compared;
 Belady, which knows the future, is simulated beside them as the bound. Then a pool of a quarter of
 that memory with an SSD tier below it, in a directory for temporary files that is removed again, is
-closed halfway and opened again.
+closed halfway and opened again, beside a pool of that memory alone, which is not.
 """
 
 from __future__ import annotations
@@ -68,6 +68,12 @@ def with_ssd(workload: WorkloadOptions, watch: Watch) -> Score:
             raise NoRoom(str(error)) from None
 
 
+def without_ssd(workload: WorkloadOptions, watch: Watch) -> Score:
+    """The score of a pool that has the DRAM of the one with an SSD tier, and no restart."""
+    options = PoolOptions("temperature", WITH_SSD_BLOCKS, BLOCK_BYTES)
+    return through_pool(watch("temperature, without SSD", generate(workload)), options)
+
+
 def json_line(workload: WorkloadOptions, score: Score) -> str:
     """As `kvpool replay --json`, and what the demo's table shows besides."""
     fields = json_fields(f"workload, seed {workload.seed}", score)
@@ -89,9 +95,9 @@ def summary(workload: WorkloadOptions, scores: Sequence[Score]) -> list[Renderab
         f"[bold]{first.requests:,} requests for {first.blocks:,} blocks of"
         f" {format_size(BLOCK_BYTES)}, a pool of {size}, {THREADS} threads, seed {workload.seed}[/]"
     )
-    in_dram = [score for score in scores if score.on_ssd is None]
-    on_ssd = _ssd_parts([score for score in scores if score.on_ssd is not None])
-    return [heading, _table(in_dram), report.HIT_NOTE, report.COPY_NOTE, *on_ssd]
+    in_dram = [score for score in scores if score.capacity_blocks == CAPACITY_BLOCKS]
+    smaller = [score for score in scores if score.capacity_blocks == WITH_SSD_BLOCKS]
+    return [heading, _table(in_dram), report.HIT_NOTE, report.COPY_NOTE, *_ssd_parts(smaller)]
 
 
 def _ssd_parts(scores: Sequence[Score]) -> list[RenderableType]:
@@ -101,7 +107,12 @@ def _ssd_parts(scores: Sequence[Score]) -> list[RenderableType]:
         f"\n[bold]The same requests, {format_size(WITH_SSD_BLOCKS * BLOCK_BYTES)} of DRAM over"
         f" {format_size(SSD_BLOCKS * BLOCK_BYTES)} of SSD, restarted halfway, 1 thread[/]"
     )
-    return [heading, *tier_table.tier_parts(scores, BLOCK_BYTES)]
+    alone = [score for score in scores if score.on_ssd is None]
+    table, *notes = tier_table.tier_parts(scores, BLOCK_BYTES, alone=alone)
+    rates = [
+        f"{score.hit_rate:.4f} {'with' if score.on_ssd else 'without'} the SSD" for score in scores
+    ]
+    return [heading, table, f"Hits in all: {', '.join(rates)}", *notes]
 
 
 def _table(scores: Sequence[Score]) -> Table:

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from kvpool.replay.report import plain_table
-from kvpool.replay.score import Score
+from kvpool.replay.score import OnSsd, Score
 
 HEADERS = (
     "DRAM\nblocks",
@@ -24,20 +24,33 @@ HEADERS = (
     "mis-\nmatches",
 )
 TIER_NOTE = (
-    "[dim]hits as shares of all blocks; hits restored: on blocks that an earlier life of the pool"
-    " left on the SSD; demoted: left DRAM, stays on SSD; promoted: back in DRAM; writes per hit:"
-    " blocks written to the SSD per block served from it; the replay waits for the SSD after every"
-    " request[/]"
+    "[dim]hits as shares of all blocks; hits restored: those of them on blocks that an earlier life"
+    " of the pool left on the SSD, from there or from DRAM once they came back; demoted: left DRAM,"
+    " stays on SSD; promoted: back in DRAM; writes per hit: blocks written to the SSD per block"
+    " served from it; the replay waits for the SSD after every request[/]"
 )
-ONE_TIER_NOTE = "[dim]LRU and Belady as if DRAM and SSD were one tier of both capacities[/]"
 
 
-def tier_parts(scores: Sequence[Score], block_bytes: int) -> list[RenderableType]:
-    """The table with what it means, and a line for whatever makes the figures worth less."""
+def one_tier_notes(scores: Sequence[Score]) -> list[RenderableType]:
+    """Which of the scores were simulated as one tier of both capacities; nothing for none."""
+    names = dict.fromkeys(score.policy for score in scores if score.on_ssd is None)
+    if not names:
+        return []
+    return [f"[dim]{' and '.join(names)}: as if DRAM and SSD were one tier of both capacities[/]"]
+
+
+def tier_parts(
+    scores: Sequence[Score], block_bytes: int, *, alone: Sequence[Score] = ()
+) -> list[RenderableType]:
+    """The table with what it means, and a line for whatever makes the figures worth less.
+
+    alone: scores of pools without an SSD tier, to be shown above those with one. Of `scores`, only
+    those that a pool with a tier has are shown.
+    """
     found = [score for score in scores if score.on_ssd is not None]
     if not found:
         return []
-    parts: list[RenderableType] = [_table(found, block_bytes), TIER_NOTE]
+    parts: list[RenderableType] = [_table([*alone, *found], block_bytes), TIER_NOTE]
     late = sum(score.on_ssd.unflushed for score in found if score.on_ssd)
     if late:
         parts.append(
@@ -60,19 +73,21 @@ def _table(scores: Sequence[Score], block_bytes: int) -> Table:
 
 
 def _cells(score: Score, block_bytes: int) -> list[str]:
-    done = score.on_ssd
-    assert done is not None
     assert score.copied is not None
+    wrong = f"{score.copied.mismatches:,}"
+    wrong = f"[bold red]{wrong}[/]" if score.copied.mismatches else f"[green]{wrong}[/]"
+    first = [score.policy, f"{score.capacity_blocks:,}", f"{score.ssd_capacity_blocks:,}"]
+    if score.on_ssd is None:
+        return [*first, f"{score.hit_rate:.4f}", *[""] * (len(HEADERS) - 4), wrong]
+    return [*first, *_tier_cells(score, score.on_ssd, block_bytes), wrong]
 
+
+def _tier_cells(score: Score, done: OnSsd, block_bytes: int) -> list[str]:
     def share(blocks: int) -> str:
         return f"{blocks / score.blocks:.4f}" if score.blocks else ""
 
     wear = done.writes_per_hit
-    wrong = f"{score.copied.mismatches:,}"
     return [
-        score.policy,
-        f"{score.capacity_blocks:,}",
-        f"{score.ssd_capacity_blocks:,}",
         share(done.dram_hit_blocks),
         share(done.ssd_hit_blocks),
         share(done.restored_hits),
@@ -81,5 +96,4 @@ def _cells(score: Score, block_bytes: int) -> list[str]:
         f"{done.read_bytes / 1e9:.2f}",
         f"{done.written_bytes / 1e9:.2f}",
         "" if wear is None else f"{wear:.2f}",
-        f"[bold red]{wrong}[/]" if score.copied.mismatches else f"[green]{wrong}[/]",
     ]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvpool import PoolClosed, TierRefused, _core, ssd, ssd_cli
+from kvpool import BadArgument, BadType, PoolClosed, TierRefused, _core, ssd, ssd_cli
 from tests.pools import BLOCK_BYTES, ROOT, keys, opaque, opened, payload, payloads
 
 BLOCKS = 64
@@ -154,11 +154,63 @@ def test_what_is_no_tier_is_refused(tmp_path: Path) -> None:
     assert "No such file" in run("verify", tmp_path / "none", status=1).stderr
     assert "no tier" in run("inspect", tmp_path, status=1).stderr
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "mine").write_text("x")
+    for command in ("inspect", "verify"):
+        said = run(command, tmp_path, status=1).stderr
+        assert said == f"kvpool: error: SSD tier in {tmp_path}: holds no tier of kvpool\n"
+    (tmp_path / "slabs").write_bytes(b"")
+    assert "no index.mdb" in run("inspect", tmp_path, status=1).stderr
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "complaint"),
+    [
+        (b"tier", BadType, "path is bytes; it must be a path"),
+        (7, BadType, "path is int"),
+        (None, BadType, "path is NoneType"),
+        ([], BadType, "path is list"),
+        (True, BadType, "path is bool"),
+        ("\udcff", BadArgument, "path is a path that is not UTF-8"),
+        ("", BadArgument, "path is an empty path"),
+        ("a\0b", BadArgument, "path has a NUL byte"),
+    ],
+)
+def test_what_is_no_path_is_named(
+    path: object, kind: type[BadArgument], complaint: str, tmp_path: Path
+) -> None:
+    for call in (ssd.inspect, ssd.verify):
+        with pytest.raises(kind, match=complaint):
+            call(path)  # type: ignore[operator]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("now_s", "kind", "complaint"),
+    [
+        (float("nan"), BadArgument, "now_s is nan; it must be 0"),
+        (-1, BadArgument, "now_s is -1; it must be 0"),
+        (1e300, BadArgument, "now_s is 1e.300; it must be 0"),
+        (10**400, BadArgument, "now_s is an int of 1329 bits"),
+        ("x", BadType, "now_s is str; it must be a number"),
+        (True, BadType, "now_s is bool"),
+        (b"1", BadType, "now_s is bytes"),
+    ],
+)
+def test_what_is_no_time_is_named(
+    now_s: object, kind: type[BadArgument], complaint: str, whole: Path
+) -> None:
+    with pytest.raises(kind, match=complaint):
+        ssd.inspect(whole, now_s=now_s)  # type: ignore[arg-type]
+    assert ssd.inspect(whole, now_s=1e12).ages[-1].blocks == BLOCKS
 
 
 @pytest.mark.parametrize("args", [("verify",), ("inspect", "a", "b"), ("look", "a"), ()])
 def test_wrong_question_is_status_2(args: tuple[str, ...]) -> None:
     run(*args, status=2)
+
+
+def test_an_empty_path_is_refused_plainly() -> None:
+    assert run("inspect", "", status=1).stderr.startswith("kvpool: error: path is an empty path")
 
 
 def test_progress_is_drawn_on_a_terminal_only(whole: Path) -> None:

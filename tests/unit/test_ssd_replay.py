@@ -288,16 +288,18 @@ def asked(**changed: object) -> ReplayArguments:
 @pytest.mark.parametrize(
     ("changed", "complaint"),
     [
-        ({"ssd": Path("s")}, "needs --ssd-capacity-blocks"),
-        ({"ssd": Path("s"), "ssd_capacity_blocks": 5, "with_bytes": False}, "needs --bytes"),
+        ({"ssd": "s"}, "needs --ssd-capacity-blocks"),
+        ({"ssd": "s", "ssd_capacity_blocks": 5, "with_bytes": False}, "needs --bytes"),
+        ({"ssd": "", "ssd_capacity_blocks": 5}, "is an empty path"),
+        ({"ssd": __file__, "ssd_capacity_blocks": 5}, "is a file"),
         ({"ssd_capacity_blocks": 5}, "needs --ssd"),
         ({"restart_at": 0.5}, "needs --ssd"),
         ({"keep_ssd": True}, "needs --ssd"),
         ({"ssd_admit": "all"}, "needs --ssd"),
-        ({"ssd": Path("s"), "ssd_capacity_blocks": 5, "ssd_admit": "x"}, "second_use, all"),
-        ({"ssd": Path("s"), "ssd_capacity_blocks": 5, "restart_at": 1.0}, "between 0 and 1"),
-        ({"ssd": Path("s"), "ssd_capacity_blocks": 5, "restart_at": 0.0}, "between 0 and 1"),
-        ({"ssd": Path("s"), "ssd_capacity_blocks": 5, "restart_at": float("nan")}, "no share"),
+        ({"ssd": "s", "ssd_capacity_blocks": 5, "ssd_admit": "x"}, "second_use, all"),
+        ({"ssd": "s", "ssd_capacity_blocks": 5, "restart_at": 1.0}, "between 0 and 1"),
+        ({"ssd": "s", "ssd_capacity_blocks": 5, "restart_at": 0.0}, "between 0 and 1"),
+        ({"ssd": "s", "ssd_capacity_blocks": 5, "restart_at": float("nan")}, "no share"),
     ],
 )
 def test_what_does_not_go_together_is_a_usage_error(changed: dict, complaint: str) -> None:
@@ -306,7 +308,7 @@ def test_what_does_not_go_together_is_a_usage_error(changed: dict, complaint: st
 
 
 def test_what_was_asked_is_planned() -> None:
-    made = asked(ssd=Path("s"), ssd_capacity_blocks=7, restart_at=0.5, keep_ssd=True).plan()
+    made = asked(ssd="s", ssd_capacity_blocks=7, restart_at=0.5, keep_ssd=True).plan()
     assert made.ssd == SsdOptions(Path("s"), 7, "second_use", 0.5, True)
     assert asked().plan().ssd is None
 
@@ -363,6 +365,13 @@ def test_what_makes_figures_worth_less_is_said() -> None:
     assert tier_table.tier_parts([Score("lru", 1, 1, 1, 1, 1, 1.0)], 4096) == []
 
 
+def test_only_what_was_simulated_is_said_to_be_one_tier() -> None:
+    simulated = Score("belady", 10, 5, 1000, 500, 7, 0.5, ssd_capacity_blocks=100)
+    assert tier_table.one_tier_notes([score_of()]) == []
+    text = printed(*tier_table.one_tier_notes([simulated, score_of(), simulated]))
+    assert text.startswith("belady: as if")
+
+
 def test_no_hits_have_no_wear() -> None:
     score = score_of(ssd_hit_blocks=0)
     assert json_fields("t", score)["ssd_writes_per_hit"] is None
@@ -388,8 +397,19 @@ def test_the_demo_restarts_and_hits_on_every_tier(
     assert score.copied.mismatches == 0
     assert min(done.dram_hit_blocks, done.ssd_hit_blocks, done.restored_hits) > 0
     assert list(tmp_path.iterdir()) == []
-    text = printed(*demo.summary(WORKLOAD, [Score("belady", 500, 5, 9, 5, 1, 0.5), score]))
+    alone = demo.without_ssd(WORKLOAD, without_watching)
+    assert alone.on_ssd is None
+    assert alone.hit_blocks < score.hit_blocks
+    text = printed(*demo.summary(WORKLOAD, [Score("belady", 500, 5, 9, 5, 1, 0.5), alone, score]))
     assert "restarted halfway" in text
+    rates = f"{alone.hit_rate:.4f} without the SSD, {score.hit_rate:.4f} with the SSD"
+    assert f"Hits in all: {rates}" in text
+    rows = [line.split() for line in text.splitlines() if line.strip().startswith("temperature")]
+    assert [row[:3] for row in rows] == [
+        ["temperature", "100", "0"],
+        ["temperature", "100", "1,000"],
+    ]
+    assert rows[0][3:] == [f"{alone.hit_rate:.4f}", "0"]
 
 
 def test_the_demo_without_room_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

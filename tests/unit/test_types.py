@@ -25,6 +25,15 @@ def test_a_put_result_counts_each_kind() -> None:
     assert repr(result) == "PutResult(stored=2, present=1, no_room=2, reason=TIMED_OUT)"
 
 
+def test_a_put_result_shows_blocks_that_are_readable_but_not_durable() -> None:
+    result = PutResult(bytes([STORED, *[Reason.NOT_DURABLE] * 2, Reason.FAILED]))
+    assert (result.stored, result.present, result.no_room, result.not_durable) == (1, 0, 3, 2)
+    assert result.stored + result.present + result.no_room == len(result)
+    shown = "PutResult(stored=1, present=0, no_room=3, not_durable=2, reason=NOT_DURABLE)"
+    assert repr(result) == shown
+    assert PutResult(CODES).not_durable == 0
+
+
 def test_a_put_result_without_misses_has_no_reason() -> None:
     result = PutResult(bytes([STORED, PRESENT]))
     assert result.reason is Reason.NONE
