@@ -28,9 +28,9 @@ Namespace* Store::restored_space(std::uint32_t number) {
   auto opened = open_namespace(found.id, found.block_bytes);
   if (!opened) {
     restore_error_ = Error{opened.error().code,
-                          "it holds blocks of " + std::to_string(found.block_bytes) +
-                              " bytes, which this pool cannot hold (" + opened.error().message +
-                              "): open it with more DRAM, or use another directory"};
+                           "it holds blocks of " + std::to_string(found.block_bytes) +
+                               " bytes, which this pool cannot hold (" + opened.error().message +
+                               "): open it with more DRAM, or use another directory"};
     return nullptr;
   }
   space = *opened;
