@@ -175,12 +175,23 @@ void SsdBooks::set_number(std::uint32_t incarnation, std::uint32_t number) {
   number_of_[incarnation] = number;
 }
 
+void SsdBooks::restore_space(std::uint32_t incarnation, std::uint32_t number) {
+  set_number(incarnation, number);
+  ++spaces_;
+}
+
+void SsdBooks::forget_space(std::uint32_t number) {
+  unused_.push_back(number);
+  ++spaces_;
+}
+
 std::uint32_t SsdBooks::name_space(std::uint32_t incarnation, const Hash128& id,
                                    std::uint64_t block_bytes) {
   if (const std::uint32_t known = number(incarnation); known != 0) return known;
   const auto made = static_cast<std::uint32_t>(next_number_++);
   set_number(incarnation, made);
   new_spaces_.push_back({made, id, block_bytes});
+  ++spaces_;
   return made;
 }
 
@@ -195,13 +206,21 @@ void SsdBooks::drop_space(std::uint32_t incarnation) {
 void SsdBooks::take_names(SsdGroup& group) {
   group.new_spaces.swap(new_spaces_);
   group.new_classes.swap(new_classes_);
+  // All of them: a name that comes with this group may be that of one which was dropped.
   group.dropped_spaces.swap(dropped_);
+  const std::size_t count = std::min(kNamesPerGroup, unused_.size());
+  const auto from = unused_.end() - static_cast<std::ptrdiff_t>(count);
+  group.dropped_spaces.insert(group.dropped_spaces.end(), from, unused_.end());
+  unused_.erase(from, unused_.end());
   drops_in_group_ = group.dropped_spaces.size();
 }
 
 void SsdBooks::done_naming(const SsdGroup& group, bool committed) {
   drops_in_group_ = 0;
-  if (committed) return;
+  if (committed) {
+    spaces_ -= group.dropped_spaces.size();
+    return;
+  }
   new_classes_.insert(new_classes_.end(), group.new_classes.begin(), group.new_classes.end());
   for (const SsdSpace& space : group.new_spaces)  // but for those dropped meanwhile
     if (std::find(dropped_.begin(), dropped_.end(), space.number) == dropped_.end())

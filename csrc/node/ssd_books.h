@@ -89,7 +89,8 @@ class SsdBooks {
   // Free, or about to be.
   std::uint64_t coming_free(ClassId klass) const;
   bool can_add_slab(ClassId klass) const { return slots_.can_add_slab(klass); }
-  bool is_index_full() const { return entries_ + 1 > options_.facts.entries_max; }
+  // A name takes room as an entry does.
+  bool is_index_full() const { return entries_ + spaces_ + 1 > options_.facts.entries_max; }
 
   // --- who lies where ---
   SsdPlace place(BlockId record, std::uint32_t bytes) const {
@@ -121,16 +122,27 @@ class SsdBooks {
   bool owes_commit() const { return !free_next_.empty(); }
 
   // --- names in the index ---
+  static constexpr std::size_t kNamesPerGroup = 256;
+  // New names must wait for the next group.
+  bool is_naming_full() const { return new_spaces_.size() >= kNamesPerGroup; }
+  // No more names at all: those that have no blocks left go at the next open, and until then the
+  // other half of the index is for entries.
+  bool has_all_names() const { return spaces_ >= options_.facts.entries_max / 2; }
+  // Records of namespaces in the index, or about to be.
+  std::uint64_t spaces() const { return spaces_; }
+  // What was there at open. One without entries is deleted, some with each group.
+  void restore_space(std::uint32_t incarnation, std::uint32_t number);
+  void forget_space(std::uint32_t number);
   // Number of the namespace with that incarnation; 0 = it has none yet.
   std::uint32_t number(std::uint32_t incarnation) const;
-  void set_number(std::uint32_t incarnation, std::uint32_t number);
   std::uint32_t name_space(std::uint32_t incarnation, const Hash128& id, std::uint64_t block_bytes);
   void drop_space(std::uint32_t incarnation);
   // Moves what the index does not know yet into the group; back with done_naming() if it failed.
   void take_names(SsdGroup& group);
   void done_naming(const SsdGroup& group, bool committed);
   bool drops_pending() const { return !dropped_.empty() || drops_in_group_ > 0; }
-  bool has_names() const { return !dropped_.empty(); }
+  // Some wait to be deleted.
+  bool has_names() const { return !dropped_.empty() || !unused_.empty(); }
 
   // --- uses that the index does not know yet, newest last, at most kStampsMax ---
   static constexpr std::size_t kStampsMax = 1 << 16;
@@ -143,6 +155,7 @@ class SsdBooks {
   void check_invariants() const;
 
  private:
+  void set_number(std::uint32_t incarnation, std::uint32_t number);
   void free_now(const SsdPlace& place);
   ClassId class_at(const SsdPlace& place) const;
 
@@ -166,9 +179,9 @@ class SsdBooks {
   std::uint64_t next_number_;
   std::vector<SsdSpace> new_spaces_;
   std::vector<SsdClass> new_classes_;
-  std::vector<std::uint32_t> dropped_;
+  std::vector<std::uint32_t> dropped_, unused_;
   std::size_t drops_in_group_ = 0;
-  std::uint64_t entries_ = 0, quarantined_ = 0;
+  std::uint64_t entries_ = 0, spaces_ = 0, quarantined_ = 0;
 };
 
 }  // namespace kvpool

@@ -80,7 +80,7 @@ struct WriteBack {
   bool must_commit = false;  // even if it does nothing: slots wait for one more commit
   bool empty() const {
     return items.empty() && group.deletes.empty() && group.stamps.empty() &&
-           group.dropped_spaces.empty() && !must_commit;
+           group.dropped_spaces.empty() && group.new_spaces.empty() && !must_commit;
   }
 };
 
@@ -306,6 +306,7 @@ class Store {
   // not_now: when the group before it is done. never: it cannot be written, or is not worth it.
   enum class Added : std::uint8_t { yes, not_now, never, no_room };
   Added add_chain(BlockId record, const GroupLimits& limits, WriteBack& batch, Seconds now);
+  Added may_be_named(std::uint32_t incarnation);
   Added add_write(BlockId record, const GroupLimits& limits, WriteBack& batch, Seconds now);
   Added make_ssd_room(BlockId record, ClassId klass, bool must, Seconds now);
   std::optional<ClassId> coldest_ssd_class() const;

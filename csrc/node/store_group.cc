@@ -66,6 +66,15 @@ std::optional<ClassId> Store::ssd_class(BlockId record) const {
   return ssd_->class_of(SlabPool::slot_bytes(index_->fields(record).bytes));
 }
 
+Store::Added Store::may_be_named(std::uint32_t incarnation) {
+  if (ssd_->number(incarnation) != 0) return Added::yes;
+  if (ssd_->is_naming_full()) return Added::not_now;
+  if (!ssd_->has_all_names()) return Added::yes;
+  if (ssd_->has_names()) return Added::not_now;  // this group deletes some
+  ++counters_.ssd_no_room;
+  return Added::never;
+}
+
 Store::Added Store::add_write(BlockId record, const GroupLimits& limits, WriteBack& batch,
                               Seconds now) {
   const IndexWriter::Fields fields = index_->fields(record);
@@ -75,6 +84,7 @@ Store::Added Store::add_write(BlockId record, const GroupLimits& limits, WriteBa
     ++counters_.ssd_no_room;
     return Added::never;
   }
+  if (const Added named = may_be_named(fields.incarnation); named != Added::yes) return named;
   auto place = ssd_->take(*klass, record, fields.bytes);
   if (!place) {
     const Added added = make_ssd_room(record, *klass, limits.must, now);

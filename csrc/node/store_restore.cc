@@ -34,7 +34,7 @@ Namespace* Store::restored_space(std::uint32_t number) {
     return nullptr;
   }
   space = *opened;
-  ssd_->set_number(space->incarnation.load(std::memory_order_relaxed), number);
+  ssd_->restore_space(space->incarnation.load(std::memory_order_relaxed), number);
   return space;
 }
 
@@ -74,6 +74,8 @@ bool Store::restore_entry(const BlockKey& key, const BlockEntry& entry) {
 
 Result<void> Store::entries_restored() {
   if (restore_error_) return std::unexpected(*restore_error_);
+  for (const auto& [number, each] : restoring_)
+    if (each.space == nullptr) ssd_->forget_space(number);
   return {};
 }
 

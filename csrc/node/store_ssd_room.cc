@@ -120,8 +120,11 @@ void Store::free_ssd_ahead(Seconds now) {
   }
   const std::uint64_t entries_max = ssd_->options().facts.entries_max;
   const std::uint64_t ahead = std::min(kEntriesAhead, entries_max / 8 + 1);
-  while (ssd_->entries() - std::min(ssd_->entries(), std::uint64_t{ssd_->doomed()}) + ahead >
-         entries_max) {
+  const auto room_needed = [&] {
+    const std::uint64_t entries = ssd_->entries();
+    return entries - std::min(entries, std::uint64_t{ssd_->doomed()}) + ssd_->spaces() + ahead;
+  };
+  while (room_needed() > entries_max) {
     const auto klass = coldest_ssd_class();
     if (!klass || !evict_from_ssd(*klass, now)) break;
   }

@@ -106,7 +106,7 @@ std::uint64_t IndexStore::entries_max(std::uint64_t index_bytes) {
   // may not use yet, and those that the next one writes; each at most one leaf and its share of
   // branches and free list a change, and never more than there are.
   constexpr std::uint64_t kTransactionBytes = (kChangesMax + kChangesMax / 8) * kIndexPageBytes;
-  constexpr std::uint64_t kFixedBytes = 64 * kIndexPageBytes;  // roots, meta, spaces, classes
+  constexpr std::uint64_t kFixedBytes = 64 * kIndexPageBytes;  // roots, meta, classes
   if (index_bytes <= kFixedBytes) return 0;
   const std::uint64_t bytes = index_bytes - kFixedBytes;
   const std::uint64_t large = bytes > 3 * kTransactionBytes ? bytes - 2 * kTransactionBytes : 0;

@@ -6,8 +6,8 @@
 //
 // Promises:  1. apply() is all or nothing, and after true survives power loss (but for `relaxed`:
 //               the last one may be lost, whole);
-//            2. with at most entries_max() entries and kChangesMax changes in a call, the map never
-//               fills up, deletes included;
+//            2. with at most entries_max() entries and spaces together, and kChangesMax changes in
+//               a call, the map never fills up, deletes included;
 //            3. what cannot be trusted is refused or left out, never served: every record carries
 //               a check of itself.
 // Thread rule: apply(), grow() from one thread; the others before the first of these.
@@ -28,7 +28,7 @@ std::uint32_t entry_check(const BlockKey& key, const BlockEntry& entry);
 
 class IndexStore {
  public:
-  static constexpr std::size_t kChangesMax = 4096;  // deletes + writes + stamps of one group
+  static constexpr std::size_t kChangesMax = 4096;  // of one group: blocks, stamps, spaces
   static constexpr std::uint64_t kBytesMin = 4 << 20;
 
   // Bytes of index for a tier of that many bytes in all, and what surely fits into so many.

@@ -95,7 +95,7 @@ struct SsdSpace {
 struct SsdClass {
   std::uint64_t slot_bytes = 0, slab_units = 0;
 };
-// deletes + writes + stamps: at most IndexStore::kChangesMax (4096).
+// deletes + writes + stamps + new spaces: at most IndexStore::kChangesMax (4096).
 struct SsdGroup {
   std::vector<SsdSpace> new_spaces;
   std::vector<std::uint32_t> dropped_spaces;  // their records only; their blocks are `deletes`

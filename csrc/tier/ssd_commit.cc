@@ -47,7 +47,7 @@ void write_nothing(SsdGroup& group) {
 }
 
 std::size_t changes_of(const SsdGroup& group) {
-  return group.deletes.size() + group.writes.size() + group.stamps.size();
+  return group.deletes.size() + group.writes.size() + group.stamps.size() + group.new_spaces.size();
 }
 
 bool has_records(const SsdGroup& group) {
@@ -112,12 +112,14 @@ bool Ssd::Parts::sync_payloads(const SsdGroup& group) {
 }
 
 std::vector<BlockKey> Ssd::Parts::keys_to_forget(std::size_t changes) const {
-  const std::size_t count = std::min(to_forget.size(), IndexStore::kChangesMax - changes);
+  const std::size_t left = IndexStore::kChangesMax - std::min(changes, IndexStore::kChangesMax);
+  const std::size_t count = std::min(to_forget.size(), left);
   return {to_forget.end() - static_cast<std::ptrdiff_t>(count), to_forget.end()};
 }
 
 bool Ssd::Parts::commit_index(const SsdGroup& group) {
-  const std::vector<BlockKey> forget = keys_to_forget(changes_of(group));
+  const std::vector<BlockKey> forget =
+      keys_to_forget(changes_of(group) + group.dropped_spaces.size());
   const bool has_writes = std::ranges::any_of(group.writes, &SsdWrite::written);
   if (!has_writes && !has_records(group) && forget.empty()) return true;
   if (fires("ssd.commit")) {

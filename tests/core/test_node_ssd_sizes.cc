@@ -1,6 +1,7 @@
 // Blocks of several sizes on one SSD, an SSD that grows and shrinks, and an index that is full.
 #include <atomic>
 #include <thread>
+#include <utility>
 
 #include "node/node.h"
 #include "node_ssd_cases.h"
@@ -197,7 +198,7 @@ TEST_CASE("node ssd sizes: a burst larger than the SSD passes through it") {
 // A class that was made for a block which no longer fits is only in the way if it is needed.
 TEST_CASE("node ssd sizes: after a shrink below an old block size the directory opens") {
   constexpr std::uint64_t kLarge = 40 << 20;
-  SsdPool pool(SsdPool::small(30, 24));
+  SsdPool pool(SsdPool::small(30, 44));  // two slots of them: one is kept free
   REQUIRE(pool.put(pool.space(1, kLarge), key_of(1)) == PutStatus::stored);
   pool.put(pool.space(2, 64 * kKiB), key_of(2));
   pool.flush();
@@ -263,11 +264,56 @@ TEST_CASE("node ssd sizes: blocks too large for DRAM refuse by path and remedy, 
   pool.options.store.bytes_max = most;
   pool.open();  // nothing was lost by the trial
   CHECK(pool.gets(pool.space(1, kLarge), key_of(1)));
-  REQUIRE(pool.node->remove(pool.space(1, kLarge), {std::array{key_of(1)}}) == 1);
+  REQUIRE(pool.node->remove(pool.space(1, kLarge), keys_from(1, 1)) == 1);
   pool.close();
   pool.options.store.bytes_limit = pool.options.store.bytes_max = kUnitBytes;
   pool.open();
   CHECK(pool.gets(pool.space(2, 64 * kKiB), key_of(2)));
+}
+
+// One namespace per tenant, each with a block that soon goes: their names must not fill the index.
+TEST_CASE("node ssd sizes: names of namespaces never fill the index, and idle ones go at open") {
+  constexpr std::uint64_t kBlock = 4 * kKiB;
+  SsdPool pool(SsdPool::small(2, 6));
+  const std::uint64_t entries_max = pool.node->stats().ssd_facts.entries_max;
+  const auto names_in_index = [&] {
+    pool.close();
+    auto tier = Ssd::open(pool.options.ssd);
+    REQUIRE(tier.has_value());
+    return (*tier)->spaces().size();
+  };
+  const std::uint64_t tenants = entries_max;  // twice what is named
+  REQUIRE(tenants < 12'000);
+  for (std::uint64_t n = 0; n < tenants; ++n) {
+    Namespace& space = pool.space(n, kBlock);
+    REQUIRE(pool.put(space, key_of(n)) == PutStatus::stored);
+    if (n % 100 != 99) continue;
+    pool.node->flush(test::never_hung());
+    for (std::uint64_t old = n - 99; old < n; ++old)
+      pool.node->remove(pool.space(old, kBlock), keys_from(old, 1));
+  }
+  pool.node->flush(test::never_hung());
+  const NodeStats stats = pool.node->stats();
+  CHECK(stats.ssd.commit_faults == 0);
+  CHECK_FALSE(stats.ssd_read_only);
+  CHECK(stats.store.ssd_no_room > 0);
+  CHECK(stats.ssd_blocks > 0);
+  // One that has its name still writes.
+  pool.put(pool.space(0, kBlock), key_of(tenants));
+  pool.flush();
+  CHECK(pool.node->stats().ssd_blocks == stats.ssd_blocks + 1);
+  CHECK(names_in_index() == entries_max / 2);
+  pool.open();
+  pool.flush();
+  const std::uint64_t left = pool.node->stats().ssd_blocks;
+  CHECK(left == stats.ssd_blocks + 1);
+  pool.put(pool.space(tenants, kBlock), key_of(tenants));  // a new one finds room again
+  pool.flush();
+  CHECK(pool.node->stats().ssd_blocks == left + 1);
+  const auto hung_at = test::never_hung();  // the idle names go with the groups of an idle writer
+  while (pool.node->stats().ssd.groups < entries_max / 2 / SsdBooks::kNamesPerGroup + 1)
+    REQUIRE(std::chrono::steady_clock::now() < hung_at);
+  CHECK(names_in_index() == left + 1);  // each block had a namespace of its own
 }
 
 }  // namespace
