@@ -214,15 +214,19 @@ void Node::wait_until_durable(Lock& lock, std::span<const BlockId> records, Dead
 bool Node::write_queued(Lock& lock, Deadline deadline) {
   const Urgent urgent(*this);
   bool is_settled = false;
+  std::uint64_t seen = 0;
   for (int round = 0; round < 2; ++round) {
     store_->queue_unwritten();
+    seen = store_->ssd().last_retry();
     const std::uint64_t ticket = store_->ssd().queue().last_ticket();
     written_.wait_until(lock, deadline, [&] {
       is_settled = settled_before_ > ticket || (store_->ssd().queued() == 0 && !group_under_way_);
       return writer_ends_ || tier_->is_read_only() || is_settled;
     });
   }
-  return is_settled && !writer_ends_ && !tier_->is_read_only();
+  // What failed again beside others stands in the queue once more, behind our ticket.
+  const bool is_all = store_->ssd().last_retry() == seen;
+  return is_settled && is_all && !writer_ends_ && !tier_->is_read_only();
 }
 
 bool Node::flush(Deadline deadline) {

@@ -108,7 +108,11 @@ class SsdBooks {
 
   // Those that could not be written, until somebody tries again.
   void note_unwritten(BlockId record) { unwritten_.push_back(record); }
-  std::vector<BlockId> take_unwritten() { return std::exchange(unwritten_, {}); }
+  std::vector<BlockId> take_unwritten() {
+    retries_ += unwritten_.size();
+    return std::exchange(unwritten_, {});
+  }
+  std::uint64_t last_retry() const { return retries_; }  // counts them
   bool has_unwritten() const { return !unwritten_.empty(); }
 
   // --- what is to be deleted ---
@@ -172,6 +176,7 @@ class SsdBooks {
   WriteQueue queue_;
   std::deque<BlockId> used_;
   std::vector<BlockId> unwritten_;
+  std::uint64_t retries_ = 0;
   std::vector<SsdDelete> doomed_;
   std::vector<SsdPlace> free_next_, condemned_;
   std::vector<std::uint64_t> doomed_in_class_;
