@@ -138,9 +138,9 @@ bool Node::write_group(Lock& lock) {
   store_->group_settled(batch, committed);
   for (std::size_t done = 0; done < batch.items.size(); done += kBlocksPerTurn) {
     if (done > 0) let_others_in(lock);
-    store_->writes_done(batch, done, done + kBlocksPerTurn);
+    store_->writes_done(batch, done, done + kBlocksPerTurn, clock_->now());
   }
-  store_->group_over(batch, clock_->now());
+  store_->group_over(batch);
   group_under_way_ = false;
   settled_before_ = store_->ssd().queue().first_ticket();
   if (tier_->is_read_only()) store_->stop_queueing();
@@ -303,10 +303,12 @@ void Node::carry_out_resize(Lock& lock) {
 
 // --- the end -------------------------------------------------------------------------------------
 
-// Heat that the index has not heard of. Nothing is lost but warmth if there is no time for it.
+// Heat that the index has not heard of, and what was removed. If there is no time for it, warmth is
+// lost, and what was removed may be back.
 void Node::write_last_stamps(Lock& lock) {
   const auto until = std::chrono::steady_clock::now() + kLastStamps;
   store_->stop_queueing();
+  store_->stop_moving();
   while (!tier_->is_read_only() && std::chrono::steady_clock::now() < until && write_group(lock)) {
   }
 }

@@ -188,8 +188,8 @@ class Store {
   bool fill_group(const GroupLimits& limits, WriteBack& batch, std::size_t at_most, Seconds now);
   void end_group(const GroupLimits& limits, WriteBack& batch, Seconds now);
   void group_settled(const WriteBack& batch, bool committed);
-  void writes_done(const WriteBack& batch, std::size_t from, std::size_t until);
-  void group_over(const WriteBack& batch, Seconds now);
+  void writes_done(const WriteBack& batch, std::size_t from, std::size_t until, Seconds now);
+  void group_over(const WriteBack& batch);
   // False: the writer may sleep.
   bool has_group_work() const {
     return ssd_->queued() > 0 || ssd_->doomed() > 0 || ssd_->has_names() || draining_ ||
@@ -200,6 +200,10 @@ class Store {
   // So does what could not be written before.
   void queue_unwritten();
   void stop_queueing();  // the tier takes no more writes: nobody is due any more
+  void stop_moving() {   // it closes: nothing is evicted or moved for room any more
+    draining_.reset();
+    is_ssd_shrinking_ = false;
+  }
 
   // A DRAM slot for a pinned block that is on the SSD alone. `forced`: whether or not it is warm
   // enough to stay. no_room: read it past DRAM.
@@ -323,7 +327,7 @@ class Store {
   void begin_write(BlockId record, const SsdPlace& place, const GroupLimits& limits,
                    WriteBack& batch, Seconds now);
   void add_stamps(const GroupLimits& limits, WriteBack& batch, Seconds now);
-  void write_done(const SsdWrite& write, const WriteBack::Item& item);
+  void write_done(const SsdWrite& write, const WriteBack::Item& item, Seconds now);
   Hash128 parent_hash(BlockId record) const;
   void check_ssd_invariants() const;
   void punch(const std::vector<UnitRun>& runs);

@@ -153,20 +153,17 @@ void Store::group_settled(const WriteBack& batch, bool committed) {
   ssd_->done_deleting(batch.group.deletes, committed);
 }
 
-void Store::writes_done(const WriteBack& batch, std::size_t from, std::size_t until) {
+void Store::writes_done(const WriteBack& batch, std::size_t from, std::size_t until, Seconds now) {
   for (std::size_t i = from; i < std::min(until, batch.items.size()); ++i)
-    write_done(batch.group.writes[i], batch.items[i]);
+    write_done(batch.group.writes[i], batch.items[i], now);
 }
 
-void Store::group_over(const WriteBack& batch, Seconds now) {
+void Store::group_over(const WriteBack& batch) {
   // A device that takes some of it may take the rest. Each failure counts, so this comes to an end.
   if (std::ranges::any_of(batch.group.writes, &SsdWrite::written)) queue_unwritten();
-  // Else a slab that holds such a block would be emptied for ever.
-  for (const WriteBack::Item& item : batch.items)
-    if (item.is_unreadable) lose_ssd_copy(item.record, /*quarantine=*/true, now);
 }
 
-void Store::write_done(const SsdWrite& write, const WriteBack::Item& item) {
+void Store::write_done(const SsdWrite& write, const WriteBack::Item& item, Seconds now) {
   Private& mine = private_[item.record];
   mine.flags &= static_cast<std::uint8_t>(~kWriting);
   if (!write.written) {
@@ -192,6 +189,9 @@ void Store::write_done(const SsdWrite& write, const WriteBack::Item& item) {
       index_->set_tier(item.record, kTierDram | kTierSsd);
     }
   }
+  // While it is pinned, so that the record is still this block's. If it stayed, its slab would be
+  // emptied for ever.
+  if (item.is_unreadable) lose_ssd_copy(item.record, /*quarantine=*/true, now);
   unpin(item.record);
 }
 

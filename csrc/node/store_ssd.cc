@@ -42,7 +42,8 @@ void Store::has_come(BlockId record, BlockId parent, bool is_remembered, Seconds
 
 void Store::write_soon(BlockId record) {
   Private& mine = private_[record];
-  if (!takes_writes_ || (mine.flags & (kOnSsd | kQueued | kWriting)) != 0) return;
+  if (!takes_writes_ || mine.state != State::resident) return;  // a zombie goes with its last pin
+  if ((mine.flags & (kOnSsd | kQueued | kWriting)) != 0) return;
   mine.flags |= kQueued;
   ssd_->queue().push(record);
 }

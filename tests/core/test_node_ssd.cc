@@ -108,6 +108,45 @@ TEST_CASE("node ssd: a durable put that answers present is durable too") {
   }
 }
 
+// Block 0 of a call goes while block 1 is being made.
+class RemovingSource final : public BlockSource {
+ public:
+  RemovingSource(SsdPool& pool, Namespace& space, std::span<const Hash128> keys)
+      : pool_(pool), space_(space), keys_(keys), source_(keys, space.block_bytes) {}
+  bool fill(std::size_t index, std::byte* slot, Hash128& sum) override {
+    if (index == 1) CHECK(pool_.node->remove(space_, {keys_.data(), 1}) == 1);
+    return source_.fill(index, slot, sum);
+  }
+
+ private:
+  SsdPool& pool_;
+  Namespace& space_;
+  std::span<const Hash128> keys_;
+  test::SumSource source_;
+};
+
+TEST_CASE("node ssd: a block may be removed while its durable put goes on") {
+  NodeOptions options = durable_options(4, 8);
+  SsdPool pool(options);
+  Namespace& space = pool.space(1, kBlock);
+  for (std::uint64_t n = 0; n < 20; ++n) {
+    const auto keys = keys_from(n * 10, 3);
+    RemovingSource source(pool, space, keys);
+    PutStatus statuses[3];
+    // The device is slow to take the first block, or has it by then.
+    if (n % 2 == 0) pool.node->faults().pause("ssd.write", std::chrono::milliseconds(5));
+    pool.node->put({space, keys, nullptr, test::never_hung()}, source, statuses);
+    pool.node->faults().clear();
+    CHECK((statuses[0] == PutStatus::stored || statuses[0] == PutStatus::not_durable));
+    CHECK(statuses[1] == PutStatus::stored);
+    CHECK(statuses[2] == PutStatus::stored);
+    CHECK(pool.tier(space, keys[0]) == 0);
+  }
+  pool.flush();
+  pool.check_at_rest();
+  CHECK(pool.node->stats().ssd_blocks == 40);
+}
+
 TEST_CASE("node ssd: what was dropped or removed is not back after a restart") {
   SsdPool pool(SsdPool::small(2, 8));
   const auto keys = keys_from(0, 40);

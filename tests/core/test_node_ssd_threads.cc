@@ -144,6 +144,7 @@ void run_threads(test::Random& random, Durability durability, SsdAdmit admit) {
   CHECK(delivered > 0);
   CHECK(stored > 0);
   pool.flush();
+  REQUIRE(pool.node->resize_ssd(test::capacity_of(kSsdUnits), test::never_hung()).has_value());
   REQUIRE(pool.node->resize(kDramUnits * kUnitBytes, 0, test::never_hung()).has_value());
   pool.check_at_rest();
   const NodeStats stats = pool.node->stats();
