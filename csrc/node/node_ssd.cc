@@ -330,7 +330,8 @@ void Node::close_ssd(Deadline flush_until) {
   lock.unlock();
   writer.join();
   lock.lock();
-  // Each fetch has a deadline of its own; who waited for a commit has been told to go.
+  // Who waited for a commit has been told to go. A fetch ends when the device has answered, also
+  // one that was given up at its deadline: its memory is ours until then.
   written_.wait(lock, [&] { return fetches_ == 0 && urgent_ == 0; });
   store_->detach_ssd();
   std::unique_ptr<Ssd> tier = std::move(tier_);

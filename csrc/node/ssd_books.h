@@ -14,8 +14,8 @@
 //
 // Promises:  1. a slot has one owner; free + taken + doomed + quarantined = slots of all slabs;
 //            2. a doomed slot is not given out before done_deleting() says so;
-//            3. memory follows what is used: 40 bytes a block beside its record, none without a
-//               tier.
+//            3. memory follows what is used: some 50 bytes a block beside its record, none
+//               without a tier.
 // Thread rule: the node's lock.
 #pragma once
 #include <cstdint>
