@@ -241,6 +241,9 @@ TEST_CASE("ssd open: where there is no room nothing is left behind, and the reas
 
 // Descriptors run out at each step of a format in turn.
 TEST_CASE("ssd open: a format that fails at any step leaves nothing behind") {
+  // UBSan looks at a type it has not met through a pipe, which is no longer to be had below.
+  const TempDirectory met;
+  REQUIRE(open_tier(met / "tier"));
   const TempDirectory directory;
   int failed = 0;
   for (rlim_t more = 0; more < 32; ++more) {
