@@ -19,6 +19,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -30,7 +31,9 @@
 #include "base/fault.h"
 #include "base/fork_guard.h"
 #include "node/bounce_pool.h"
+#include "node/client_page.h"
 #include "node/index_reader.h"
+#include "node/miss.h"
 #include "node/store.h"
 #include "node/touch_ring.h"
 
@@ -69,6 +72,9 @@ enum class PutStatus : std::uint8_t {
   too_large = 9,     // the block is larger than the pool is now
   // Readable, but the SSD did not take it, in a pool that promises that it does:
   not_durable = 10,
+  // Of a node elsewhere:
+  disconnected = 11,  // there is none now, or it went away before it answered
+  payload_due = 12,   // inside a channel: thought present and not sent, but it is not there
 };
 
 // Where the payload of a put comes from.
@@ -77,6 +83,11 @@ class BlockSource {
   virtual ~BlockSource() = default;
   // Writes block `index` of the call into the slot and returns the checksum of what it wrote.
   virtual bool fill(std::size_t index, std::byte* slot, Hash128& sum) = 0;
+  // Where the payload lies as a whole, for a channel that sends it on; nullptr: only fill() has it.
+  // Its owner may change it meanwhile.
+  virtual const std::byte* place(std::size_t) const { return nullptr; }
+  // The payload will not be asked for: the block is there already.
+  virtual bool skip(std::size_t) { return true; }
 };
 
 // Where the payload of a get goes.
@@ -87,12 +98,17 @@ class BlockSink {
   virtual bool deliver(std::size_t index, const IndexReader& reader, const Found& found) = 0;
   // Copies from `payload`, which nobody changes meanwhile.
   virtual bool deliver_whole(std::size_t index, std::span<const std::byte> payload) = 0;
+  // Where the payload goes as a whole, for a channel that receives it; nullptr: it cannot. What was
+  // written there needs no deliver_whole().
+  virtual std::byte* place(std::size_t) { return nullptr; }
 };
 
 struct Lease {
   BlockId record = kNoBlock;
   std::uint32_t bytes = 0;
   std::uint64_t offset = 0;
+  std::uint64_t generation = 0;
+  Hash128 sum;  // of the payload
 };
 
 struct Ticket {  // a reservation
@@ -137,6 +153,8 @@ class Node {
   bool is_forked() const { return fork_guard_.is_child(); }
 
   Result<Namespace*> open_namespace(const Hash128& id, std::uint64_t block_bytes);
+  // By Namespace::number; nullptr: there is none.
+  Namespace* space(std::uint32_t number) const;
   // An error: in force now, but the SSD's index could not be told, so that blocks of it may be
   // back after a restart.
   Result<std::uint64_t> drop_namespace(Namespace& space, Deadline deadline);
@@ -157,12 +175,29 @@ class Node {
   // Leading blocks present; does not pin, does not heat.
   std::size_t lookup(const Namespace& space, std::span<const Hash128> keys,
                      std::uint8_t* tiers) const;
-  // Delivers the leading blocks that are whole and returns how many.
-  std::size_t get(const Namespace& space, std::span<const Hash128> keys, BlockSink& sink);
-  std::size_t acquire(const Namespace& space, std::span<const Hash128> keys, Lease* leases);
+  // Delivers the leading blocks that are whole and returns how many. `why`: of the first that is
+  // missing, here and below; may be nullptr.
+  std::size_t get(const Namespace& space, std::span<const Hash128> keys, BlockSink& sink,
+                  Miss* why = nullptr);
+  std::size_t acquire(const Namespace& space, std::span<const Hash128> keys, Lease* leases,
+                      Miss* why = nullptr);
   void release(std::span<const Lease> leases);
   // Takes the keys away; those pinned keep their bytes until released. Returns how many there were.
   std::size_t remove(const Namespace& space, std::span<const Hash128> keys);
+
+  // Sleeps until all keys are present, the deadline has come, the pool closes or `given_up` says so
+  // (asked every kAskEvery at least); woken by commits. Returns how many leading ones are present.
+  // At most kWaitersMax wait at a time; one more gets its answer at once.
+  std::size_t wait(const Namespace& space, std::span<const Hash128> keys, Deadline deadline,
+                   const std::function<bool()>& given_up);
+
+  // Clients of this host that read index and arena themselves. From attach() until detach() what
+  // the page names is pinned and what it reports is counted; the page must outlive that.
+  Result<int> open_arena() const { return store_->arena().open_read_only(); }
+  Result<int> open_index() const { return store_->index_memory().open_read_only(); }
+  std::uint64_t index_bytes() const { return store_->index_memory().bytes(); }
+  void attach(ClientPage& page);
+  void detach(ClientPage& page);
 
   // New limits; growing is at once, shrinking evicts. Returns the memory committed when it is done
   // or the deadline has come; the node's thread goes on after that.

@@ -1,0 +1,95 @@
+// What travels on a stream (docs/protocol.md): frames of a fixed head and a bounded body, all
+// little-endian. Whoever receives one checks every field before using it; an address never travels.
+//
+// Client: Request, keys (16 bytes each), then for a put one Block + payload per key from `skip` on.
+// Node:   for a get, one Block + payload per delivered block; then, for every request, an Answer
+//         and its body (lookup: a tier byte per key; put: a status byte per key; acquire: a
+//         LeasePlace per block). Answers come in the order of the requests.
+#pragma once
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+namespace kvpool {
+
+static_assert(std::endian::native == std::endian::little);
+
+inline constexpr std::uint32_t kRequestMagic = 0x5152'564b;  // "KVRQ"
+inline constexpr std::uint32_t kAnswerMagic = 0x4e41'564b;   // "KVAN"
+inline constexpr std::uint32_t kBlockMagic = 0x4c42'564b;    // "KVBL"
+inline constexpr std::uint8_t kFrameVersion = 1;
+inline constexpr std::uint32_t kKeysPerRequest = 8192;  // longer calls are cut
+inline constexpr std::uint32_t kDeadlineMaxMs = 86'400'000;
+
+enum class Op : std::uint8_t {
+  lookup = 1,
+  get = 2,
+  put = 3,
+  remove = 4,
+  wait = 5,
+  acquire = 6,  // unix only: leases on places in the mapped arena
+  release = 7,  // keys are not keys but lease numbers, 8 bytes used of 16
+};
+
+struct Request {
+  std::uint32_t magic = kRequestMagic;
+  std::uint8_t version = kFrameVersion;
+  Op op{};
+  std::uint16_t flags = 0;  // kHasParent
+  std::uint64_t id = 0;     // comes back in the answer
+  std::uint32_t space = 0;  // the node's number of the namespace
+  std::uint32_t count = 0;  // keys, 1..kKeysPerRequest; with kHasParent one more key comes first
+  std::uint32_t skip = 0;   // put: so many leading blocks bring no payload
+  std::uint32_t deadline_ms = 0;
+};
+inline constexpr std::uint16_t kHasParent = 1;
+static_assert(sizeof(Request) == 32);
+
+struct Answer {
+  std::uint32_t magic = kAnswerMagic;
+  std::uint8_t version = kFrameVersion;
+  Op op{};
+  std::uint8_t miss = 0;    // Miss of the first block that is missing
+  std::uint8_t failed = 0;  // Refusal: the request was not carried out
+  std::uint64_t id = 0;
+  std::uint32_t count = 0;       // blocks found, delivered, removed, or statuses
+  std::uint32_t body_bytes = 0;  // that follow
+  std::uint64_t reserved = 0;
+};
+static_assert(sizeof(Answer) == 32);
+
+enum class Refusal : std::uint8_t {
+  none = 0,
+  no_space = 1,  // no namespace of that number: the node began another life, ask again by manifest
+  draining = 2,
+  not_here = 3,  // this op is not for this kind of connection
+};
+
+// In front of every payload, in both directions.
+struct Block {
+  std::uint32_t magic = kBlockMagic;
+  std::uint8_t version = kFrameVersion;
+  std::uint8_t reserved[3] = {};
+  std::uint64_t id = 0;     // of the request
+  std::uint32_t index = 0;  // in the request
+  std::uint32_t bytes = 0;  // of payload, = block_bytes of the namespace
+  std::uint64_t key_low = 0, key_high = 0;
+  std::uint64_t generation = 0;  // of the record it was read from; 0 in a put
+  std::uint64_t sum_low = 0,
+                sum_high = 0;  // XXH3-128 of the payload; in a put the node's to compare
+  std::uint64_t check = 0;     // XXH3-64 of the 64 bytes before
+};
+static_assert(sizeof(Block) == 72);
+
+struct LeasePlace {
+  std::uint64_t lease = 0;  // number, to be released
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+};
+static_assert(sizeof(LeasePlace) == 24);
+
+static_assert(std::is_trivially_copyable_v<Request> && std::is_trivially_copyable_v<Answer> &&
+              std::is_trivially_copyable_v<Block>);
+
+}  // namespace kvpool

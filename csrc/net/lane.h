@@ -1,0 +1,78 @@
+// The memory that a client of the same host and its node share, beside arena and index: a control
+// memfd (this layout) and a staging memfd (payload on its way). Both are made and sealed by the
+// node, both are writable for the client. docs/formats.md.
+//
+//   control  [ControlHeader 4 KiB][ClientPage][Lane x lanes], each on a page
+//
+// A lane is one request at a time. Its keys (and the parent's before them) lie at the start of its
+// window of the staging memory; the rest of the window, from the next 64 bytes on, is a ring that
+// the payload passes through: bytes are counted from the start of the request and never wrap.
+//
+//   client  fields, keys -> `asked` (release) -> FULL fence -> node_polls == 0? ring the bell
+//   node    copies the fields and keys once, checks, works
+//   put     client  payload -> `staged` (release) -> FULL fence -> node_waits? futex-wake `staged`
+//           node    takes it 4 KiB at a time -> `taken` (release) -> the same with client_waits
+//   get     node    payload -> `taken` counts what it has delivered into the ring;
+//           client  `staged` counts what the client has copied out
+//   node    statuses, count, miss -> `answered` (release) -> FULL fence -> client_waits? wake
+// Who waits sets its flag, full fence, looks again, and sleeps on the counter's low 32 bits, with a
+// deadline. A side that is stopped or dead costs the other its deadline, never more.
+#pragma once
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "node/client_page.h"
+
+namespace kvpool {
+
+inline constexpr std::uint64_t kControlMagic = 0x314c5254'43504b56ull;
+inline constexpr std::uint64_t kControlVersion = 1;
+inline constexpr std::uint32_t kLanesMax = 16;
+inline constexpr std::uint32_t kKeysPerLane = 1024;  // longer calls are cut
+inline constexpr std::uint64_t kLaneWindowMin = 64 << 10;
+
+enum class LaneOp : std::uint32_t { put = 1, get = 2 };
+
+struct ControlHeader {
+  std::uint64_t magic, version;
+  std::uint64_t lanes, staging_bytes;
+  std::uint64_t page_offset, lanes_offset, lane_bytes;
+};
+
+struct Lane {
+  // Written by the client.
+  alignas(64) std::atomic<std::uint64_t> asked;  // number of the newest request; 0 = none yet
+  std::atomic<std::uint64_t> op;                 // LaneOp
+  std::atomic<std::uint64_t> space, count, skip;
+  std::atomic<std::uint64_t> has_parent;
+  std::atomic<std::uint64_t> deadline_us;  // from now
+  std::atomic<std::uint64_t> cancelled;    // = asked: the client has given this request up
+  alignas(64) std::atomic<std::uint64_t> window_offset;
+  std::atomic<std::uint64_t> window_bytes;
+  alignas(64) std::atomic<std::uint64_t> staged;
+  std::atomic<std::uint64_t> client_waits;
+  // Written by the node.
+  alignas(64) std::atomic<std::uint64_t> taken;
+  std::atomic<std::uint64_t> node_waits;
+  alignas(64) std::atomic<std::uint64_t> answered;  // number of the request
+  std::atomic<std::uint64_t> node_polls;            // not 0: looks at `asked` without the bell
+  std::atomic<std::uint64_t> done;                  // get: blocks delivered; put: statuses below
+  std::atomic<std::uint64_t> miss;                  // Miss of the first that is missing
+  std::atomic<std::uint64_t> refused;               // Refusal
+  alignas(64) std::array<std::atomic<std::uint8_t>, kKeysPerLane> status;  // PutStatus
+};
+
+inline constexpr std::uint64_t kControlPage = 4096;
+constexpr std::uint64_t on_page(std::uint64_t bytes) {
+  return (bytes + kControlPage - 1) / kControlPage * kControlPage;
+}
+inline constexpr std::uint64_t kPageOffset = kControlPage;
+inline constexpr std::uint64_t kLanesOffset = kPageOffset + on_page(sizeof(ClientPage));
+inline constexpr std::uint64_t kLaneBytes = on_page(sizeof(Lane));
+constexpr std::uint64_t control_bytes(std::uint32_t lanes) {
+  return kLanesOffset + lanes * kLaneBytes;
+}
+
+}  // namespace kvpool

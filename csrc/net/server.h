@@ -1,0 +1,72 @@
+// The connections of a node: sockets that speak frames, and lanes of shared memory. Threads without
+// Python; the handshake was made by whoever hands a connection over.
+//
+// Every source (a stream, a bell of a lane, the socket of an shm client) is armed for one event; the
+// thread that takes the event handles it itself, then arms the source again, so nothing is handed
+// over between threads and one source keeps one thread at most. When no thread is left to take
+// events one more is started, up to one per source.
+//
+// Promises:  1. nothing that a connection sends or leaves out keeps another from being served: the
+//               worst is that it is closed, with a reason;
+//            2. when a connection or client is gone, its leases, pins, reservations and memory are,
+//               within 100 ms;
+//            3. drain() and close() end by their deadline.
+// Thread rule: every method from any thread; they take the server's lock shortly.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "net/channel.h"
+
+namespace kvpool {
+
+struct ServerOptions {
+  std::uint32_t sources_max = 2048;
+  std::uint32_t lanes = 4;  // of each shm client
+  std::uint64_t staging_bytes = 64ull << 20;
+  std::uint64_t pin_bytes = 0;  // that one client may pin; 0 = a quarter of the pool
+};
+
+struct ServerStats {
+  std::uint64_t clients = 0, streams = 0, shm_clients = 0, threads = 0, leases = 0;
+  std::uint64_t requests = 0, closed_garbage = 0, closed_late = 0, bytes_in = 0, bytes_out = 0;
+  std::string last_closed;  // why the last connection was closed that broke the protocol
+};
+
+// What the other side of an shm attachment needs; the descriptors are the receiver's to close.
+struct ShmOffer {
+  std::vector<int> descriptors;  // arena and index (read-only), control, staging, one bell per lane
+  std::uint32_t lanes = 0;
+  std::uint64_t staging_bytes = 0, arena_bytes = 0, index_bytes = 0, pin_bytes = 0;
+};
+
+class Server {
+ public:
+  static Result<std::unique_ptr<Server>> create(std::shared_ptr<Node> node,
+                                                const ServerOptions& options);
+  ~Server();  // close()
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+
+  std::uint64_t add_client();
+  void drop_client(std::uint64_t client);  // closes all its connections
+  // Both take the descriptor over, also when they fail. It speaks frames / is watched for its end.
+  Result<void> add_stream(std::uint64_t client, int descriptor);
+  Result<ShmOffer> make_shm(std::uint64_t client, int descriptor);
+  // After the offer was sent.
+  void start_shm(std::uint64_t client);
+
+  ServerStats stats() const;
+  // Requests under way are ended, new ones refused. False: some were not done by the deadline.
+  bool drain(Deadline deadline);
+  void close();
+
+ private:
+  struct Impl;
+  explicit Server(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvpool

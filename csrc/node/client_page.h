@@ -1,0 +1,50 @@
+// What a client of the same host tells the node without asking: which blocks it reads in place, and
+// which it has used. Lies in memory that the client writes and the node reads.
+//
+// Pin:  client  in_use bit -> word = generation -> FULL fence -> is the generation still the
+//               record's? yes: the slot keeps its bytes until the word is cleared
+//       node    another generation (or 0) in the record -> FULL fence -> reads the words: a slot whose old
+//               generation is named is kept as it is
+// Both fences are needed, also on x86: each side stores, then loads what the other stores.
+// Promise:   whatever a client writes here harms its own reads only.
+// Thread rule: words are handed out to threads of the client by the client; the node reads all.
+#pragma once
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+#include "node/touch_ring.h"
+
+namespace kvpool {
+
+inline constexpr std::uint32_t kHazards = 256;
+
+struct Hazards {
+  // Bit i: word i may be set. So a client that reads nothing in place costs the node one line.
+  alignas(64) std::array<std::atomic<std::uint64_t>, kHazards / 64> in_use;
+  alignas(64) std::array<std::atomic<std::uint64_t>, kHazards> word;  // generation, 0 = none
+
+  bool names(std::uint64_t generation) const {
+    for (std::uint32_t group = 0; group < in_use.size(); ++group)
+      for (std::uint64_t left = in_use[group].load(std::memory_order_relaxed); left != 0;
+           left &= left - 1) {
+        const auto bit = static_cast<std::uint32_t>(__builtin_ctzll(left));
+        if (word[group * 64 + bit].load(std::memory_order_relaxed) == generation) return true;
+      }
+    return false;
+  }
+};
+
+// For the node's statistics; added to by the client's threads.
+struct ClientCounters {
+  alignas(64) std::atomic<std::uint64_t> gets, get_blocks, get_bytes, missed_absent,
+      missed_moved, views, view_blocks;
+};
+
+struct ClientPage {
+  Hazards hazards;
+  ClientCounters counters;
+  TouchRing touches;
+};
+
+}  // namespace kvpool
