@@ -76,7 +76,8 @@ struct Block {
   std::uint8_t reserved[3] = {};
   std::uint64_t id = 0;     // of the request
   std::uint32_t index = 0;  // in the request
-  std::uint32_t bytes = 0;  // of payload, = block_bytes of the namespace
+  // Of payload, = block_bytes of the namespace; in a put 0 if its sender could not produce it.
+  std::uint32_t bytes = 0;
   std::uint64_t key_low = 0, key_high = 0;
   std::uint64_t generation = 0;  // of the record it was read from; 0 in a put
   std::uint64_t sum_low = 0,

@@ -25,8 +25,9 @@ class StreamServe::PayloadReceiver final : public BlockSource {
       return false;
     }
     Hash128 sent;
-    if (!forget_until(index) || !next_head(sent) || !receive(slot, call_.space->block_bytes, sum))
-      return false;
+    if (!forget_until(index) || !next_head(sent) || head_.bytes == 0) return false;
+    const std::uint32_t bytes = head_.bytes;  // what is there of the next head overwrites this one
+    if (!receive(slot, bytes, sum)) return false;
     if (sum == sent) return true;
     is_damaged_ = true;
     return false;
@@ -43,10 +44,8 @@ class StreamServe::PayloadReceiver final : public BlockSource {
  private:
   bool forget_until(std::size_t index) {
     while (is_open_ && next_ < index) {
-      Hash128 sum;
-      if (!next_head(sum)) return false;
-      std::byte* const nowhere = nullptr;
-      receive(nowhere, head_.bytes, sum);
+      Hash128 sent;
+      if (next_head(sent)) forget(head_.bytes);
     }
     return is_open_;
   }
@@ -56,8 +55,9 @@ class StreamServe::PayloadReceiver final : public BlockSource {
     if (!is_open_ || !receive_head()) return false;
     const Hash128& key = call_.keys[next_];
     // Of an unknown namespace the size is not known either; it is thrown away whatever it is.
-    const bool fits = call_.space == nullptr ? head_.bytes <= kBlockBytesMax
-                                             : head_.bytes == call_.space->block_bytes;
+    const bool fits =
+        head_.bytes == 0 || (call_.space == nullptr ? head_.bytes <= kBlockBytesMax
+                                                    : head_.bytes == call_.space->block_bytes);
     if (head_.magic != kBlockMagic || head_.version != kFrameVersion ||
         head_.check != check_of(head_) || head_.id != call_.head.id || head_.index != next_ ||
         Hash128{head_.key_low, head_.key_high} != key || !fits)
@@ -82,7 +82,6 @@ class StreamServe::PayloadReceiver final : public BlockSource {
 
   // `to` nullptr: forgets it. With the last bytes of a payload comes what is there of the next head.
   bool receive(std::byte* to, std::uint64_t bytes, Hash128& sum) {
-    if (to == nullptr) return forget(bytes);
     ChecksumStream hash;
     std::uint64_t done = stream_.take_gathered(to, bytes);
     hash.update(to, done);
