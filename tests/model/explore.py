@@ -31,6 +31,7 @@ from tests.model.machine import (
 Judge = Callable[[Registers], str | None]
 State = tuple[int, tuple[Value, ...], tuple[Value, ...]]
 STATES_MAX = 2_000_000
+ALWAYS = -1  # all bits: never forgotten
 
 
 @dataclass(frozen=True)
@@ -118,31 +119,32 @@ def noticed_by(step: Step, place: str, steps: Sequence[Step]) -> int:
 
 
 class Explorer:
-    """One search. `run` may be called once."""
+    """One search. `run` may be called once. `reduced` = False: nothing is left out, to compare."""
 
-    def __init__(self, scenario: Scenario, machine: Machine) -> None:
+    def __init__(self, scenario: Scenario, machine: Machine, *, reduced: bool = True) -> None:
         self.scenario = scenario
+        self.reduced = reduced
         self.steps = steps_of(scenario, machine)
         self.places = {name: index for index, name in enumerate(scenario.memory)}
         loads = [step.access for step in self.steps if isinstance(step.access, Load)]
         self.registers = {load.into: index for index, load in enumerate(loads)}
         assert len(self.registers) == len(loads), "every load has a register of its own"
         self.all_judged = self.bits(lambda step: step.thread in scenario.judged)
-        self.readers_of = [
-            -1 if name in scenario.finally_of else self.bits(lambda step, name=name: is_load_of(step.access, name))
-            for name in self.places
-        ]
-        self.users_of = [
-            self.bits(lambda step, name=name: name in registers_used(step.access))
-            for name in self.registers
-        ]
-        self.is_kept = [
-            step.thread in scenario.judged for step in self.steps if isinstance(step.access, Load)
-        ]
+        self.readers_of = [self.readers_bits(name) for name in self.places]
+        self.users_of = [self.users_bits(name) for name in self.registers]
         self.came_from: dict[State, tuple[State, Step, Value] | None] = {}
 
     def bits(self, test: Callable[[Step], bool]) -> int:
         return sum(step.bit for step in self.steps if test(step))
+
+    def readers_bits(self, place: str) -> int:
+        is_judged = place in self.scenario.finally_of
+        return ALWAYS if is_judged else self.bits(lambda step: is_load_of(step.access, place))
+
+    def users_bits(self, register: str) -> int:
+        by = next(s for s in self.steps if getattr(s.access, "into", None) == register)
+        is_judged = by.thread in self.scenario.judged
+        return ALWAYS if is_judged else self.bits(lambda s: register in registers_used(s.access))
 
     def run(self) -> Outcome:
         start: State = (0, tuple(self.scenario.memory.values()), (None,) * len(self.registers))
@@ -165,7 +167,9 @@ class Explorer:
         return Outcome(None, (), len(self.came_from), accepted)
 
     def judged_of(self, state: State) -> dict[str, Value]:
-        finals = {f"finally {name}": state[1][self.places[name]] for name in self.scenario.finally_of}
+        finals = {
+            f"finally {name}": state[1][self.places[name]] for name in self.scenario.finally_of
+        }
         return {**self.named(state[2]), **finals}
 
     def named(self, registers: tuple[Value, ...]) -> dict[str, Value]:
@@ -175,10 +179,8 @@ class Explorer:
         done, _, registers = state
         named = self.named(registers)
         ready = [s for s in self.steps if not s.bit & done and s.needs & done == s.needs]
-        for step in ready:
-            if self.is_unnoticed(step, done, named):
-                ready = [step]
-                break
+        if self.reduced:
+            ready = [s for s in ready if self.is_unnoticed(s, done, named)][:1] or ready
         for step in ready:
             value = self.value_of(step, state, named)
             after = self.after(step, value, state)
@@ -222,15 +224,20 @@ class Explorer:
                 known = all(named[register] is not None for register in check.registers)
                 if known and not check.test(named):
                     return None
-            for index, users in enumerate(self.users_of):
-                if not self.is_kept[index] and users & ~done == 0:
-                    registers[index] = None
         elif value is not None:
             memory[self.places[step.access.place]] = value
+        if self.reduced:
+            self.forget(done, memory, registers)
+        return done, tuple(memory), tuple(registers)
+
+    def forget(self, done: int, memory: list[Value], registers: list[Value]) -> None:
+        """What nothing that is still to happen looks at, nor the judge."""
+        for index, users in enumerate(self.users_of):
+            if users & ~done == 0:
+                registers[index] = None
         for index, readers in enumerate(self.readers_of):
             if readers & ~done == 0:
                 memory[index] = None
-        return done, tuple(memory), tuple(registers)
 
     def trace(self, state: State) -> tuple[str, ...]:
         lines = []
@@ -263,3 +270,23 @@ def described(access: Access, value: Value) -> str:
 def explore(scenario: Scenario, machine: Machine) -> Outcome:
     """The first fault that some execution on that machine leads to, or that there is none."""
     return Explorer(scenario, machine).run()
+
+
+def after_stop(scenario: Scenario, accesses: int) -> str | None:
+    """What is wrong for a judged thread that begins when the other has stopped for ever.
+
+    `accesses`: how many of the first thread's have happened by then, in its own order. The judged
+    thread is the second one; one that gives up, where it should have found something, is wrong.
+    """
+    memory = dict(scenario.memory)
+    registers: dict[str, Value] = {}
+    node, reader = scenario.threads
+    for access in (*node.accesses[:accesses], *reader.accesses):
+        place = Explorer.place(access, registers)
+        if isinstance(access, Load):
+            registers[access.into] = memory[place]
+        elif access.when is None or access.when.test(registers):
+            memory[place] = registers[access.source] if access.source else access.value
+    if not all(check.test(registers) for check in reader.checks):
+        return f"missed after {accesses} accesses of the {node.name}"
+    return scenario.wrong(registers)

@@ -1,11 +1,11 @@
-"""Requests and payload between a client and its node (net/lane.h, futex.h): nobody sleeps over news.
+"""Requests and payload between a client and its node (net/lane.h, futex.h).
 
 Promises: who sleeps while there is something to do is woken; what a counter announces is there; a
 place of the ring is not written again before it has been read, also by the request after.
 """
 
 from tests.model.explore import Scenario
-from tests.model.machine import Fence, Registers, Thread
+from tests.model.machine import Fence, Registers, Thread, Value
 from tests.model.reads import Without
 
 FOR_EVER = "asleep for ever"
@@ -144,5 +144,11 @@ def ring(without: Without) -> Scenario:
         pieces = (seen["piece1"], seen["piece2"])
         return None if pieces == ("piece 1", "piece 2") else f"took {pieces}"
 
-    memory = {"place": "last request's", "staged": 1, "taken": 1, "answered": 0, "asked": 1}
+    memory: dict[str, Value] = {
+        "place": "last request's",
+        "staged": 1,
+        "taken": 1,
+        "answered": 0,
+        "asked": 1,
+    }
     return Scenario([client, node], memory, wrong, ["client", "node"])

@@ -20,9 +20,10 @@ is right there. No compiler is modelled: one that reorders atomics is held off b
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 Value = int | str | None
-Registers = Mapping[str, Value]
+Registers = Mapping[str, Any]  # a Value each; a condition knows of what kind
 
 
 class Machine(Enum):
@@ -43,7 +44,7 @@ class Chosen:
     """A place that depends on what was loaded before: an address dependency."""
 
     register: str
-    places: Mapping[Value, str]
+    places: Mapping[Any, str]
 
     def __str__(self) -> str:
         return f"[{self.register}]"

@@ -8,7 +8,7 @@ The reader here takes the record as the complete `find` does, pins, and then rea
 from tests.model.explore import Scenario
 from tests.model.machine import Fence, Thread, Value
 from tests.model.reads import JUDGED, REFUSED, Without, refusing_node
-from tests.model.records import Node, Reader, held, record_words, slot_words, wrong_bytes
+from tests.model.records import NO_SLOT, Node, Reader, held, record_words, slot_words, wrong_bytes
 
 IN_S = {**record_words(0, 1, "A", "s"), **slot_words({"s": "A", "t": "junk", "u": "junk"})}
 
@@ -104,3 +104,21 @@ def unpin(without: Without) -> Scenario:
         **held("s", by=name),
     }
     return Scenario([node, reader], memory, wrong_bytes, JUDGED)
+
+
+def word_handed_on(without: Without) -> Scenario:
+    """One reader lets its hazard word go, and another of the same client pins with it."""
+    before = Thread("before", without)
+    before.store("unpin", "hazard.word", NO_SLOT, release=before.has("unpin.release"))
+    before.store("unpin", "hazard.in_use", 0, release=before.has("unpin.in_use_release"))
+    reader = Reader(without)
+    reader.find()
+    reader.load("claim", "in use", "hazard.in_use", acquire=reader.has("claim.acquire"))
+    reader.check(lambda seen: seen["in use"] == 0, "in use")
+    reader.only_when(lambda seen: seen["in use"] == 0, "in use")
+    reader.pin()
+    reader.view()
+    node = Node(without, scans=True)
+    node.retire(0, "s", 1)
+    reuse(node, "s")
+    return Scenario([before, node, reader], {**IN_S, **held("t", by="t")}, wrong_bytes, JUDGED)

@@ -4,11 +4,23 @@ Promise: a copy that is accepted holds the bytes that were committed under that 
 that the node may be stopped at is a block missed while its place changes.
 """
 
+from collections.abc import Callable
+
 from tests.model.explore import Scenario
 from tests.model.machine import Registers
-from tests.model.records import Block, Node, Reader, record_words, slot_words, wrong_bytes
+from tests.model.records import (
+    ANYWHERE,
+    SSD,
+    Block,
+    Node,
+    Reader,
+    record_words,
+    slot_words,
+    wrong_bytes,
+)
 
 Without = frozenset[str]
+Build = Callable[[Without], Scenario]
 JUDGED = ("reader",)
 
 
@@ -137,3 +149,21 @@ def copy_of_tiered(without: Without) -> Scenario:
     reader.find()
     reader.copy()
     return Scenario([tiering_node(without), reader], TIERED, wrong_bytes, JUDGED)
+
+
+def find_of_tiered(without: Without) -> Scenario:
+    """By a reader that must find A, in DRAM or on the SSD: it is never retired here."""
+    node = Node(without)
+    node.demote(0, (1, 2))
+    node.vacate("s", 1)
+    node.put(Block(1, "D", "s", "D"), 3)
+    node.fill("u", "A", streaming=False)
+    node.promote(0, "u", (2, 4))
+    reader = Reader(without)
+    reader.find(ANYWHERE)
+    reader.copy()
+
+    def wrong(seen: Registers) -> str | None:
+        return None if seen["tier"] == SSD else wrong_bytes(seen)
+
+    return Scenario([node, reader], TIERED, wrong, JUDGED)

@@ -1,7 +1,7 @@
 """The steps of node and readers on records and slots, in the order of the source.
 
 Node: IndexWriter (index_writer.cc), Store::retire, vacate, demote, promote, empty_slab, commit.
-Reader: IndexReader::find and copy (index_reader.cc), and the pin of client_page.h.
+Reader: IndexReader::find and copy (index_reader.cc), and pins (client_page.h, client_hazards.h).
 A slot is two words of payload, which is enough to be torn. A record has the words that readers use.
 Every step that can be left out has a name, `function.step`; see test_model.py for what follows.
 """
@@ -14,6 +14,7 @@ from tests.model.machine import Chosen, Fence, Registers, Thread, Value
 WORDS = (0, 1)
 DRAM, SSD, BOTH = "dram", "ssd", "dram+ssd"
 IN_DRAM = (DRAM, BOTH)
+ANYWHERE = (DRAM, SSD, BOTH)
 SLOTS = ("s", "t", "u")
 NO_SLOT = "none"
 
@@ -21,7 +22,13 @@ NO_SLOT = "none"
 def record_words(
     number: int, generation: int, key: str, offset: str, *, tier: str = DRAM, length: int = 2
 ) -> dict[str, Value]:
-    words = {"generation": generation, "key": key, "length": length, "tier": tier, "offset": offset}
+    words: dict[str, Value] = {
+        "generation": generation,
+        "key": key,
+        "length": length,
+        "tier": tier,
+        "offset": offset,
+    }
     return {f"r{number}.{field}": value for field, value in words.items()}
 
 
@@ -29,7 +36,7 @@ def slot_words(slots: Mapping[str, str]) -> dict[str, Value]:
     return {f"{slot}.{word}": value for slot, value in slots.items() for word in WORDS}
 
 
-def held(slot: str, *, by: str | None = None) -> dict[str, Value]:
+def held(slot: str, *, by: Value = None) -> dict[str, Value]:
     """One hazard word of one client, and its bit."""
     return {"hazard.in_use": int(by is not None), "hazard.word": by or NO_SLOT}
 
@@ -51,8 +58,10 @@ class Node(Thread):
         self.scans = scans
         self.scan_count = 0
 
-    def field(self, label: str, record: int, field: str, value: Value, **order: bool) -> None:
-        self.store(label, f"r{record}.{field}", value, **order)
+    def field(
+        self, label: str, record: int, field: str, value: Value, *, release: bool = False
+    ) -> None:
+        self.store(label, f"r{record}.{field}", value, release=release)
 
     # --- a block comes ---
 
@@ -101,6 +110,7 @@ class Node(Thread):
         self.fill(to, payload, streaming=False)
         if self.has("move.fence"):
             self.fence(Fence.STREAM)
+        self.stay_readable("move", record)
         self.field("move", record, "offset", to)
         new = generations[1] if self.has("move.fresh_generation") else generations[0]
         self.field("move", record, "generation", new, release=self.has("move.release"))
@@ -108,6 +118,7 @@ class Node(Thread):
     def demote(self, record: int, generations: tuple[int, int]) -> None:
         if self.has("demote.fence"):
             self.fence(Fence.STREAM)
+        self.stay_readable("demote", record)
         self.field("demote", record, "tier", SSD)
         new = generations[1] if self.has("demote.fresh_generation") else generations[0]
         self.field("demote", record, "generation", new, release=self.has("demote.release"))
@@ -115,6 +126,7 @@ class Node(Thread):
     def promote(self, record: int, to: str, generations: tuple[int, int]) -> None:
         if self.has("promote.fence"):
             self.fence(Fence.STREAM)
+        self.stay_readable("promote", record)
         if self.has("promote.offset_first"):
             self.field("promote", record, "offset", to)
         self.field("promote", record, "tier", BOTH, release=self.has("promote.tier_release"))
@@ -122,6 +134,11 @@ class Node(Thread):
             self.field("promote", record, "offset", to)
         new = generations[1] if self.has("promote.fresh_generation") else generations[0]
         self.field("promote", record, "generation", new, release=self.has("promote.release"))
+
+    def stay_readable(self, label: str, record: int) -> None:
+        """Not: the record of a block that changes its place is withdrawn meanwhile."""
+        if not self.has(f"{label}.stays_readable"):
+            self.field(label, record, "generation", 0)
 
     def set_tier(self, record: int, tier: str) -> None:
         self.field("set_tier", record, "tier", tier)

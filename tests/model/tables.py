@@ -6,7 +6,7 @@ of the new one. A table's memory is wiped by stores or punched, once there is a 
 """
 
 from tests.model.explore import Scenario
-from tests.model.machine import Chosen, Fence, Registers, Thread
+from tests.model.machine import Chosen, Fence, Registers, Thread, Value
 from tests.model.reads import JUDGED, Without
 
 HINT, NO_HINT = "hint", "empty"
@@ -33,7 +33,10 @@ def wipe(node: Thread) -> None:
 
 def attempt(reader: Thread, root: str) -> None:
     """One probe of the table that was loaded as `root`, and the look whether it is the newest."""
-    passed_acquire, hint_acquire = reader.has("find.passed_acquire"), reader.has("find.hint_acquire")
+    passed_acquire, hint_acquire = (
+        reader.has("find.passed_acquire"),
+        reader.has("find.hint_acquire"),
+    )
     reader.load("find", root, "root", acquire=reader.has("find.root_acquire"))
     passed = Chosen(root, OLD_PASSED)
     reader.load("find", f"{root} passed", passed, acquire=passed_acquire)
@@ -43,7 +46,7 @@ def attempt(reader: Thread, root: str) -> None:
 
 def is_found(seen: Registers, root: str) -> bool:
     is_passed = seen[f"{root} passed"] != 0
-    return seen[f"{root} hint0"] == HINT or (is_passed and seen[f"{root} hint1"] == HINT)
+    return bool(seen[f"{root} hint0"] == HINT or (is_passed and seen[f"{root} hint1"] == HINT))
 
 
 def lookup(reader: Thread) -> None:
@@ -63,7 +66,7 @@ def wrong(seen: Registers) -> str | None:
     return f"missed in the {seen['root']} table, then in the {seen['next root']} one"
 
 
-EMPTY = {
+EMPTY: dict[str, Value] = {
     "root": "old",
     "old.passed": 1,
     "old.hint0": "other",

@@ -8,12 +8,16 @@ from collections.abc import Callable
 import pytest
 
 from tests.model.explore import Scenario, explore
-from tests.model.machine import Chosen, Fence, Machine, Thread
+from tests.model.machine import Chosen, Fence, Machine, Registers, Thread
 
 ARM, X86, STREAMING = Machine.ARM, Machine.X86, Machine.X86_STREAMING
 BOTH_X86 = {X86, STREAMING}
 EVERYWHERE = {ARM, *BOTH_X86}
 Program = Callable[[Thread, Thread], None]
+
+
+def is_one(register: str) -> Callable[[Registers], bool]:
+    return lambda seen: seen[register] == 1
 
 
 def store_buffering(one: Thread, two: Thread) -> None:
@@ -42,7 +46,7 @@ def store_buffering_seen_by_itself(one: Thread, two: Thread) -> None:
     for thread, mine, other in ((one, "x", "y"), (two, "y", "x")):
         thread.store("store", mine, 1)
         thread.load("own", f"own {mine}", mine)
-        thread.check(lambda seen, own=f"own {mine}": seen[own] == 1, f"own {mine}")
+        thread.check(is_one(f"own {mine}"), f"own {mine}")
         thread.load("load", f"r{other}", other)
 
 
@@ -115,7 +119,7 @@ def load_buffering(one: Thread, two: Thread) -> None:
 def load_buffering_on_condition(one: Thread, two: Thread) -> None:
     for thread, mine, other in ((one, "x", "y"), (two, "y", "x")):
         thread.load("load", f"r{mine}", mine)
-        thread.only_when(lambda seen, mine=mine: seen[f"r{mine}"] == 1, f"r{mine}")
+        thread.only_when(is_one(f"r{mine}"), f"r{mine}")
         thread.store("store", other, 1)
 
 
