@@ -12,6 +12,9 @@
 
 #include "base/check.h"
 
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -49,7 +52,7 @@ std::byte* map_aligned(int descriptor, std::uint64_t bytes) {
 
 }  // namespace
 
-Result<std::unique_ptr<Arena>> Arena::create(const char* name, std::uint64_t bytes) {
+Result<std::unique_ptr<Arena>> Arena::create(const char* name, std::uint64_t bytes, Kind kind) {
   bytes = (bytes + kUnitBytes - 1) / kUnitBytes * kUnitBytes;
   const int descriptor = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (descriptor < 0) return no_resource("memfd_create", bytes);
@@ -63,14 +66,18 @@ Result<std::unique_ptr<Arena>> Arena::create(const char* name, std::uint64_t byt
     step = "fchmod";
   else if ((base = map_aligned(descriptor, bytes)) == nullptr)
     step = "mmap";
+  // What is mapped already stays writable. The kernel (5.1) refuses to punch holes from here on.
+  else if (kind == Kind::sealed && fcntl(descriptor, F_ADD_SEALS, F_SEAL_FUTURE_WRITE) != 0)
+    step = "sealing against writes";
   if (step != nullptr) {
     auto error = no_resource(step, bytes);
+    if (base != nullptr) munmap(base, bytes);
     close(descriptor);
     return error;
   }
   // In a child of fork() a view must fault rather than show a slot that the parent has reused.
   madvise(base, bytes, MADV_DONTFORK);
-  return std::unique_ptr<Arena>(new Arena(descriptor, base, bytes));
+  return std::unique_ptr<Arena>(new Arena(descriptor, base, bytes, kind));
 }
 
 Arena::~Arena() {
@@ -105,9 +112,20 @@ void Arena::punch(std::uint64_t offset, std::uint64_t bytes) {
   KVP_CHECK(offset <= bytes_ && bytes <= bytes_ - offset);
   KVP_CHECK(offset % kPageBytes == 0 && bytes % kPageBytes == 0);
   if (bytes == 0) return;
+  if (is_sealed()) {
+    std::memset(base_ + offset, 0, bytes);
+    return;
+  }
   while (fallocate(descriptor_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                    static_cast<off_t>(offset), static_cast<off_t>(bytes)) != 0)
     KVP_CHECK(errno == EINTR);
+}
+
+Result<int> Arena::open_read_only() const {
+  const std::string path = "/proc/self/fd/" + std::to_string(descriptor_);
+  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) return no_resource("opening it read-only", bytes_);
+  return descriptor;
 }
 
 std::uint64_t Arena::committed_bytes() const {

@@ -41,6 +41,24 @@ struct ClientCounters {
       missed_moved, views, view_blocks;
 };
 
+struct ClientTotals {
+  std::uint64_t gets = 0, get_blocks = 0, get_bytes = 0, missed_absent = 0, missed_moved = 0,
+                views = 0, view_blocks = 0;
+
+  void add(const ClientCounters& from) {
+    const auto read = [](const std::atomic<std::uint64_t>& word) {
+      return word.load(std::memory_order_relaxed);
+    };
+    gets += read(from.gets);
+    get_blocks += read(from.get_blocks);
+    get_bytes += read(from.get_bytes);
+    missed_absent += read(from.missed_absent);
+    missed_moved += read(from.missed_moved);
+    views += read(from.views);
+    view_blocks += read(from.view_blocks);
+  }
+};
+
 struct ClientPage {
   Hazards hazards;
   ClientCounters counters;

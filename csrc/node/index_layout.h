@@ -1,6 +1,7 @@
 // The index in memory that other processes may map read-only: fixed offsets, ids, never pointers.
 //
-//   [Header 4 KiB][records: records_max x 64 B][tables: region k = [2^k, 2^(k+1)) x 64 B]
+//   [Header 4 KiB][incarnations: 65,536 x 8 B][records: records_max x 64 B]
+//   [tables: region k = [2^k, 2^(k+1)) x 64 B]
 //
 // A table entry is a HINT (hash tag -> record number). The record is the TRUTH (generation, key,
 // place, length, checksum). Records never move, so a table may be torn, stale or half given back:
@@ -19,10 +20,14 @@
 namespace kvpool {
 
 inline constexpr std::uint64_t kIndexMagic = 0x3158444956'504bull;  // "KPVIDX1"
-inline constexpr std::uint64_t kIndexVersion = 1;
+inline constexpr std::uint64_t kIndexVersion = 2;
 inline constexpr std::uint32_t kHintsPerBucket = 7;
 inline constexpr std::uint32_t kProbeMax = 64;  // buckets; the writer grows before it needs more
+inline constexpr std::uint32_t kNamespacesMax = 1u << 16;
 inline constexpr std::uint64_t kIndexHeaderBytes = 4096;
+inline constexpr std::uint64_t kIncarnationsOffset = kIndexHeaderBytes;
+inline constexpr std::uint64_t kRecordsOffset =
+    kIncarnationsOffset + kNamespacesMax * sizeof(std::uint64_t);
 
 enum TierBits : std::uint64_t { kTierDram = 1, kTierSsd = 2 };
 
@@ -82,6 +87,10 @@ struct IndexView {
   IndexHeader& header() const { return *reinterpret_cast<IndexHeader*>(index); }
   Record& record(std::uint32_t number) const {
     return reinterpret_cast<Record*>(index + header().records_offset)[number];
+  }
+  // The incarnation now of the namespace of that number, which is below kNamespacesMax. 0: none.
+  std::atomic<std::uint64_t>& incarnation(std::uint32_t number) const {
+    return reinterpret_cast<std::atomic<std::uint64_t>*>(index + kIncarnationsOffset)[number];
   }
   // Regions are laid end to end by size: the one of 2^k buckets starts at bucket 2^k.
   Bucket* table(std::uint64_t root) const {

@@ -26,7 +26,7 @@ std::uint64_t log2_for(std::uint64_t records) {
 }  // namespace
 
 std::uint64_t IndexWriter::index_bytes(std::uint64_t records_max) {
-  return kIndexHeaderBytes + records_max * sizeof(Record) +
+  return kRecordsOffset + records_max * sizeof(Record) +
          (2ull << log2_for(records_max)) * sizeof(Bucket);
 }
 
@@ -39,8 +39,8 @@ IndexWriter::IndexWriter(Arena& index, const Arena& payload, std::uint64_t recor
   header.version = kIndexVersion;
   header.records_max = records_max;
   header.buckets_log2_max = log2_for(records_max);
-  header.records_offset = kIndexHeaderBytes;
-  header.tables_offset = kIndexHeaderBytes + records_max * sizeof(Record);
+  header.records_offset = kRecordsOffset;
+  header.tables_offset = kRecordsOffset + records_max * sizeof(Record);
   header.arena_bytes = payload.bytes();
   header.salt = salt;
   root_ = 1ull << 8 | kFirstLog2;
@@ -59,6 +59,10 @@ std::uint64_t IndexWriter::table_bytes() const {
   return IndexView::buckets(root_) * sizeof(Bucket) +
          (next_root_ != 0 ? IndexView::buckets(next_root_) * sizeof(Bucket) : 0) +
          wipe_left_ * sizeof(Bucket);
+}
+
+void IndexWriter::announce(std::uint32_t space_number, std::uint32_t incarnation) {
+  view_.incarnation(space_number).store(incarnation, std::memory_order_release);
 }
 
 void IndexWriter::prepare(std::uint32_t number, const Fields& fields) {

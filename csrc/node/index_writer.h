@@ -32,6 +32,9 @@ class IndexWriter {
   std::uint64_t table_bytes() const;
   bool growing() const { return next_root_ != 0 || wipe_left_ != 0; }
 
+  // Readers of that namespace look for this incarnation from now on.
+  void announce(std::uint32_t space_number, std::uint32_t incarnation);
+
   // Writes who and where into an unreadable record, before its payload is written.
   struct Fields {
     Hash128 key;

@@ -12,16 +12,17 @@
 
 #include "base/status.h"
 #include "block/key.h"
+#include "node/index_layout.h"
 
 namespace kvpool {
 
-inline constexpr std::uint32_t kNamespacesMax = 1u << 16;
 inline constexpr std::uint64_t kBlockBytesMax = 1ull << 31;  // a record counts bytes in 32 bits
 
 struct Namespace {
   Hash128 id;
   std::uint32_t block_bytes = 0;
   std::uint32_t size_class = 0;
+  std::uint32_t number = 0;  // in order of opening; what other processes call it
   std::atomic<std::uint32_t> incarnation{0};
   std::uint64_t blocks = 0;  // resident, of this incarnation
 };
@@ -45,8 +46,10 @@ class Namespaces {
     made->id = id;
     made->block_bytes = block_bytes;
     made->size_class = size_class;
+    made->number = static_cast<std::uint32_t>(by_number_.size());
     Namespace* space = made.get();
     by_id_.emplace(id, std::move(made));
+    by_number_.push_back(space);
     renew(*space);
     return space;
   }
@@ -62,6 +65,10 @@ class Namespaces {
 
   // nullptr: dropped since.
   Namespace* of(std::uint32_t incarnation) const { return by_incarnation_[incarnation]; }
+  // nullptr: there is none.
+  Namespace* numbered(std::uint32_t number) const {
+    return number < by_number_.size() ? by_number_[number] : nullptr;
+  }
   template <typename Visit>
   void for_each(Visit visit) const {
     for (const auto& [id, space] : by_id_) visit(*space);
@@ -74,6 +81,7 @@ class Namespaces {
     std::size_t operator()(const Hash128& id) const { return id.low; }
   };
   std::unordered_map<Hash128, std::unique_ptr<Namespace>, IdHash> by_id_;
+  std::vector<Namespace*> by_number_;
   std::vector<Namespace*> by_incarnation_{nullptr};  // 8 bytes per drop, for as long as the node
 };
 

@@ -9,6 +9,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kTendEvery = 50ms;
+constexpr auto kTendBusyEvery = 5ms;  // clients fill half a ring of touches in less than the above
 constexpr auto kPauseForOthers = 60us;
 constexpr std::uint32_t kEvictionsPerTurn = 16;  // then the lock is let go
 constexpr std::uint32_t kSweepPerTurn = 1024;
@@ -75,6 +76,10 @@ void Node::close(Deadline flush_until) {
   work_.notify_all();
   settled_.notify_all();
   written_.notify_all();
+  {
+    Lock lock(mutex_);
+    wake_waiters();
+  }
   for (std::thread& thread : threads) thread.join();
   close_ssd(flush_until);
   // A namespace or a view that is still held keeps this object, but not the memory of the pool.
@@ -91,6 +96,7 @@ Result<std::uint64_t> Node::drop_namespace(Namespace& space, Deadline deadline) 
   Lock lock(mutex_);
   const std::uint64_t blocks = space.blocks;
   store_->drop(space);
+  wake_waiters();
   kick();
   if (!tier_ || !store_->ssd().drops_pending()) return blocks;
   // Until the index knows, a restart would bring these blocks back.
@@ -110,6 +116,9 @@ Result<std::uint64_t> Node::resize(std::optional<std::uint64_t> new_bytes,
   Lock lock(mutex_);
   const std::uint64_t asked = new_bytes.value_or(store_->bytes_limit());
   const std::uint64_t bytes = (asked + kUnitBytes - 1) / kUnitBytes * kUnitBytes;
+  if (options_.store.sealed && bytes != store_->bytes_limit())
+    return fail(Code::bad_argument, "a pool with a sealed arena has one size, " +
+                                        std::to_string(store_->bytes_limit()) + " bytes");
   if (bytes < kUnitBytes || bytes > store_->bytes_max())
     return fail(Code::bad_argument,
                 "cannot resize to " + std::to_string(bytes) + " bytes: this pool was opened for " +
@@ -137,6 +146,7 @@ void Node::trim() {
 std::optional<double> Node::temperature(const Namespace& space, const Hash128& key) {
   Lock lock(mutex_);
   drain_touches();
+  drain_clients(lock);
   BlockId record = kNoBlock;
   if (!store_->find(space, key, record)) return std::nullopt;
   return store_->temperature(record);
@@ -170,6 +180,9 @@ NodeStats Node::stats() {
   stats.warm_units = store_->warm_units();
   stats.touches_lost = touches_lost_;
   stats.evicted_ahead = evicted_ahead_;
+  stats.clients = pages_.size();
+  stats.held_slots = store_->held_slots();
+  stats.waiting = waiters_.size();
   stats.huge_units = huge_units_.load(std::memory_order_relaxed);
   stats.gets = gets_.load(std::memory_order_relaxed);
   stats.get_blocks = get_blocks_.load(std::memory_order_relaxed);
@@ -177,10 +190,24 @@ NodeStats Node::stats() {
   stats.missed_absent = missed_absent_.load(std::memory_order_relaxed);
   stats.missed_moved = missed_moved_.load(std::memory_order_relaxed);
   stats.missed_fault = missed_fault_.load(std::memory_order_relaxed);
+  add_client_stats(stats);
   add_ssd_stats(stats);
   stats.put_bytes = put_bytes_.load(std::memory_order_relaxed);
   stats.not_stored = not_stored_.load(std::memory_order_relaxed);
   return stats;
+}
+
+// What was read without asking counts as well.
+void Node::add_client_stats(NodeStats& stats) const {
+  ClientTotals totals = departed_;
+  for (const ClientPage* page : pages_) totals.add(page->counters);
+  stats.gets += totals.gets;
+  stats.get_blocks += totals.get_blocks;
+  stats.get_bytes += totals.get_bytes;
+  stats.missed_absent += totals.missed_absent;
+  stats.missed_moved += totals.missed_moved;
+  stats.views = totals.views;
+  stats.view_blocks = totals.view_blocks;
 }
 
 // Between two pieces of a long job. A mutex is not fair: who waits is still waking up when the one
@@ -210,7 +237,8 @@ void Node::keep() {
     }
     idle_ = true;
     settled_.notify_all();
-    work_.wait_for(lock, kTendEvery, [&] { return stopping_ || kicked_; });
+    work_.wait_for(lock, clients_busy_ ? kTendBusyEvery : kTendEvery,
+                   [&] { return stopping_ || kicked_; });
     idle_ = false;
   }
 }
@@ -218,8 +246,9 @@ void Node::keep() {
 // One bounded turn. True: more to do at once.
 bool Node::tend(Lock& lock) {
   drain_touches();
+  clients_busy_ = drain_clients(lock);
   const Seconds now = clock_->now();
-  bool more = false;
+  bool more = store_->poll_hazards();
   if (store_->index_busy()) {
     store_->step_index();
     more = true;

@@ -25,6 +25,7 @@
 #include <optional>
 #include <span>
 #include <thread>
+#include <unordered_map>
 #include <vector>
 
 #include "base/clock.h"
@@ -86,8 +87,9 @@ class BlockSource {
   // Where the payload lies as a whole, for a channel that sends it on; nullptr: only fill() has it.
   // Its owner may change it meanwhile.
   virtual const std::byte* place(std::size_t) const { return nullptr; }
-  // The payload will not be asked for: the block is there already.
-  virtual bool skip(std::size_t) { return true; }
+  // The payloads come one after the other: that of a block that is there already is skipped.
+  virtual bool is_stream() const { return false; }
+  virtual void skip(std::size_t) {}
 };
 
 // Where the payload of a get goes.
@@ -126,6 +128,7 @@ struct NodeStats {
   std::uint64_t gets = 0, get_blocks = 0, get_bytes = 0, missed_absent = 0, missed_moved = 0,
                 missed_fault = 0;
   std::uint64_t put_bytes = 0, not_stored = 0, touches_lost = 0, namespaces = 0;
+  std::uint64_t clients = 0, held_slots = 0, waiting = 0, views = 0, view_blocks = 0;
   std::uint64_t warm_units = 0, huge_units = 0, evicted_ahead = 0;
   // With an SSD tier.
   bool has_ssd = false, ssd_read_only = false;
@@ -139,6 +142,8 @@ struct NodeStats {
 class Node {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
+  static constexpr std::size_t kWaitersMax = 4096;
+  static constexpr auto kAskEvery = std::chrono::milliseconds(50);
 
   static Result<std::unique_ptr<Node>> open(const NodeOptions& options,
                                             std::shared_ptr<const Clock> clock);
@@ -243,14 +248,16 @@ class Node {
   bool back_with_pages(const Store::Reserved& reserved);
   enum class Got : std::uint8_t { whole, missing, on_ssd };
   Got get_one(const Namespace& space, const Hash128& key, std::size_t index, BlockSink& sink,
-              Found& found);
+              Found& found, Miss& why);
   bool get_pinned(const Namespace& space, const Hash128& key, std::size_t index, BlockSink& sink,
                   Found& found);
   // node_fetch.cc
+  // `why`: Miss::none = in DRAM by now, or gone: look again.
   std::size_t get_from_ssd(const Namespace& space, std::span<const Hash128> keys, std::size_t index,
-                           BlockSink& sink, bool& elsewhere);
+                           BlockSink& sink, Miss& why);
   std::size_t lease_from_ssd(const Namespace& space, std::span<const Hash128> keys, Lease* leases,
-                             bool& elsewhere);
+                             Miss& why);
+  Lease leased(BlockId record, std::uint32_t bytes, std::uint64_t offset) const;
   std::shared_ptr<Fetch> start_fetch(const Namespace& space, std::span<const Hash128> keys,
                                      std::size_t index, bool into_dram);
   void choose_parts(Fetch& fetch, const Namespace& space, std::span<const Hash128> keys);
@@ -275,6 +282,7 @@ class Node {
                           PutStatus* statuses);
   void close_ssd(Deadline flush_until);
   void add_ssd_stats(NodeStats& stats);
+  void add_client_stats(NodeStats& stats) const;
   bool is_durable() const {
     return tier_ != nullptr && options_.ssd.durability == Durability::durable;
   }
@@ -299,6 +307,9 @@ class Node {
 
   void report_touches(std::span<const Found> found);
   void drain_touches();
+  bool drain_clients(Lock& lock);
+  void announce(const Namespace& space, const Hash128& key);
+  void wake_waiters();
 
   void let_others_in(Lock& lock);
   void kick();  // under the lock
@@ -318,7 +329,7 @@ class Node {
   std::unique_ptr<Store> store_;
   std::condition_variable settled_;  // a reservation ended, or a resize made progress
   std::condition_variable work_;     // wakes the node's thread
-  bool stopping_ = false, kicked_ = false, idle_ = false;
+  bool stopping_ = false, kicked_ = false, idle_ = false, clients_busy_ = false;
   std::uint32_t warming_threads_ = 0;
   std::uint64_t touches_lost_ = 0, evicted_ahead_ = 0;
 
@@ -335,6 +346,15 @@ class Node {
   std::uint32_t fetches_ = 0;
   std::thread writer_;
   BouncePool bounces_;
+
+  // Who sleeps in wait(), by the key of the first block that it misses.
+  struct Waiter {
+    std::condition_variable came;
+    bool is_due = false;
+  };
+  std::unordered_multimap<std::uint64_t, Waiter*> waiters_;
+  std::vector<ClientPage*> pages_;  // of attached clients
+  ClientTotals departed_;           // what those that left had counted
 
   IndexReader reader_;
   TouchRing touches_;

@@ -176,10 +176,10 @@ void Node::release_fetch(Fetch& fetch, std::size_t leased) {
 }
 
 std::size_t Node::get_from_ssd(const Namespace& space, std::span<const Hash128> keys,
-                               std::size_t index, BlockSink& sink, bool& elsewhere) {
+                               std::size_t index, BlockSink& sink, Miss& why) {
   std::deque<std::shared_ptr<Fetch>> windows;
   std::size_t started = 0, delivered = 0;
-  bool goes_on = true;
+  bool goes_on = true, elsewhere = false, is_late = false;
   for (;;) {
     while (goes_on && windows.size() < kWindows && started < keys.size()) {
       auto fetch = start_fetch(space, keys.subspan(started), index + started, false);
@@ -192,6 +192,7 @@ std::size_t Node::get_from_ssd(const Namespace& space, std::span<const Hash128> 
     const std::shared_ptr<Fetch> fetch = std::move(windows.front());
     windows.pop_front();
     if (!end_fetch(fetch)) {
+      is_late |= goes_on;
       goes_on = false;
       continue;
     }
@@ -204,28 +205,34 @@ std::size_t Node::get_from_ssd(const Namespace& space, std::span<const Hash128> 
     }
     release_fetch(*fetch, 0);
   }
+  if (delivered < keys.size() && !elsewhere) why = is_late ? Miss::ssd_late : Miss::ssd_damaged;
   ssd_hits_.fetch_add(delivered, std::memory_order_relaxed);
   ssd_hit_bytes_.fetch_add(delivered * space.block_bytes, std::memory_order_relaxed);
   return delivered;
 }
 
 std::size_t Node::lease_from_ssd(const Namespace& space, std::span<const Hash128> keys,
-                                 Lease* leases, bool& elsewhere) {
+                                 Lease* leases, Miss& why) {
   const auto fetch = start_fetch(space, keys, 0, true);
-  elsewhere = !fetch;
-  if (!fetch || !end_fetch(fetch)) return 0;
-  std::size_t leased = 0;
-  // One whose slot got no pages was read past DRAM: there is nothing to look at.
-  while (leased < fetch->parts.size() && fetch->parts[leased].is_whole &&
-         fetch->parts[leased].in_slot) {
-    const Fetch::Part& part = fetch->parts[leased];
-    leases[leased++] = {part.record, fetch->bytes, part.room.offset};
+  if (!fetch) return 0;
+  if (!end_fetch(fetch)) {
+    why = Miss::ssd_late;
+    return 0;
   }
-  elsewhere = leased < fetch->parts.size() && fetch->parts[leased].has_moved;
-  release_fetch(*fetch, leased);
-  ssd_hits_.fetch_add(leased, std::memory_order_relaxed);
-  ssd_hit_bytes_.fetch_add(leased * space.block_bytes, std::memory_order_relaxed);
-  return leased;
+  std::size_t count = 0;
+  // One whose slot got no pages was read past DRAM: there is nothing to look at.
+  const auto is_there = [&](const Fetch::Part& part) { return part.is_whole && part.in_slot; };
+  for (; count < fetch->parts.size() && is_there(fetch->parts[count]); ++count) {
+    const Fetch::Part& part = fetch->parts[count];
+    const Lock lock(mutex_);
+    leases[count] = leased(part.record, fetch->bytes, part.room.offset);
+  }
+  if (count < fetch->parts.size() && !fetch->parts[count].has_moved)
+    why = fetch->parts[count].is_whole ? Miss::no_room : Miss::ssd_damaged;
+  release_fetch(*fetch, count);
+  ssd_hits_.fetch_add(count, std::memory_order_relaxed);
+  ssd_hit_bytes_.fetch_add(count * space.block_bytes, std::memory_order_relaxed);
+  return count;
 }
 
 }  // namespace kvpool

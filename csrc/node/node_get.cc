@@ -18,29 +18,33 @@ std::size_t Node::lookup(const Namespace& space, std::span<const Hash128> keys,
   return reader_.lookup(keys, space.incarnation.load(std::memory_order_acquire), tiers);
 }
 
-std::size_t Node::get(const Namespace& space, std::span<const Hash128> keys, BlockSink& sink) {
+std::size_t Node::get(const Namespace& space, std::span<const Hash128> keys, BlockSink& sink,
+                      Miss* why) {
   const std::uint32_t incarnation = space.incarnation.load(std::memory_order_acquire);
   Found found[kTouchBatch];
   std::vector<Found> more;  // only for long calls: touches go out tail first, all together
   if (keys.size() > kTouchBatch) more.resize(keys.size());
   Found* all = more.empty() ? found : more.data();
   std::size_t done = 0;
+  Miss miss = Miss::none;
   for (int tries = kElsewhereTries; done < keys.size();) {
     if (done % IndexReader::kGroup == 0 && keys.size() > 1)
       reader_.prefetch(keys.subspan(done, std::min(IndexReader::kGroup, keys.size() - done)),
                        incarnation);
-    const Got got = get_one(space, keys[done], done, sink, all[done]);
+    const Got got = get_one(space, keys[done], done, sink, all[done], miss);
     if (got == Got::missing) break;
     if (got == Got::whole) {
       ++done;
       continue;
     }
-    bool elsewhere = false;  // in DRAM by now, or gone
-    const std::size_t fetched = get_from_ssd(space, keys.subspan(done), done, sink, elsewhere);
-    if (fetched == 0 && (!elsewhere || --tries == 0)) break;
+    miss = Miss::none;
+    const std::size_t fetched = get_from_ssd(space, keys.subspan(done), done, sink, miss);
+    if (fetched == 0 && miss == Miss::none && --tries == 0) miss = Miss::moved;
+    if (fetched == 0 && miss != Miss::none) break;
     std::fill(all + done, all + done + fetched, Found{});  // touched already
     done += fetched;
   }
+  if (why != nullptr) *why = done < keys.size() ? miss : Miss::none;
   report_touches({all, done});
   gets_.fetch_add(1, std::memory_order_relaxed);
   get_blocks_.fetch_add(done, std::memory_order_relaxed);
@@ -49,14 +53,16 @@ std::size_t Node::get(const Namespace& space, std::span<const Hash128> keys, Blo
 }
 
 Node::Got Node::get_one(const Namespace& space, const Hash128& key, std::size_t index,
-                        BlockSink& sink, Found& found) {
+                        BlockSink& sink, Found& found, Miss& why) {
   const std::uint32_t incarnation = space.incarnation.load(std::memory_order_acquire);
   if (faults_->fires("get.lookup")) {
+    why = Miss::fault;
     missed_fault_.fetch_add(1, std::memory_order_relaxed);
     return Got::missing;
   }
   for (int attempt = 0; attempt < kCopyAttempts; ++attempt) {
     if (!reader_.find(key, incarnation, found)) {
+      why = attempt == 0 ? Miss::absent : Miss::moved;
       (attempt == 0 ? missed_absent_ : missed_moved_).fetch_add(1, std::memory_order_relaxed);
       return Got::missing;
     }
@@ -65,6 +71,7 @@ Node::Got Node::get_one(const Namespace& space, const Hash128& key, std::size_t 
     if (faults_->fires("get.copy")) continue;
     if (sink.deliver(index, reader_, found)) return Got::whole;
   }
+  why = Miss::moved;
   return get_pinned(space, key, index, sink, found) ? Got::whole : Got::missing;
 }
 
@@ -85,9 +92,18 @@ bool Node::get_pinned(const Namespace& space, const Hash128& key, std::size_t in
   return delivered;
 }
 
-std::size_t Node::acquire(const Namespace& space, std::span<const Hash128> keys, Lease* leases) {
+// Of a pinned block in DRAM, under the lock.
+Lease Node::leased(BlockId record, std::uint32_t bytes, std::uint64_t offset) const {
+  const Record& shared = store_->view().record(record);
+  return {record, bytes, offset, shared.generation.load(std::memory_order_relaxed),
+          store_->sum_of(record)};
+}
+
+std::size_t Node::acquire(const Namespace& space, std::span<const Hash128> keys, Lease* leases,
+                          Miss* why) {
   const auto deadline = std::chrono::steady_clock::now() + options_.ssd_timeout;
   std::size_t done = 0;
+  Miss miss = Miss::none;
   for (int tries = kElsewhereTries; done < keys.size();) {
     const std::size_t until = std::min(keys.size(), done + kKeysPerLock);
     Lock lock(mutex_);
@@ -96,8 +112,10 @@ std::size_t Node::acquire(const Namespace& space, std::span<const Hash128> keys,
     bool missed = false, on_ssd = false;
     for (; done < until; ++done) {
       BlockId record = kNoBlock;
-      if (faults_->fires("get.acquire") || !store_->find(space, keys[done], record)) {
-        missed = true;
+      const bool fails = faults_->fires("get.acquire");
+      missed = fails || !store_->find(space, keys[done], record);
+      if (missed) {
+        miss = fails ? Miss::fault : Miss::absent;
         break;
       }
       on_ssd = !store_->is_in_dram(record);
@@ -105,17 +123,20 @@ std::size_t Node::acquire(const Namespace& space, std::span<const Hash128> keys,
       store_->pin(record);
       store_->touch(record, now);
       const Record& shared = store_->view().record(record);
-      leases[done] = {record, space.block_bytes, shared.offset.load(std::memory_order_relaxed)};
+      leases[done] =
+          leased(record, space.block_bytes, shared.offset.load(std::memory_order_relaxed));
     }
     if (missed) break;
     if (!on_ssd) continue;
     lock.unlock();
-    bool elsewhere = false;
-    const std::size_t fetched = lease_from_ssd(space, keys.subspan(done), leases + done, elsewhere);
+    miss = Miss::none;
+    const std::size_t fetched = lease_from_ssd(space, keys.subspan(done), leases + done, miss);
     const bool is_late = std::chrono::steady_clock::now() >= deadline;
-    if (fetched == 0 && (!elsewhere || is_late || --tries == 0)) break;
+    if (fetched == 0 && miss == Miss::none && (is_late || --tries == 0)) miss = Miss::no_room;
+    if (fetched == 0 && miss != Miss::none) break;
     done += fetched;
   }
+  if (why != nullptr) *why = done < keys.size() ? miss : Miss::none;
   return done;
 }
 
@@ -168,6 +189,23 @@ void Node::drain_touches() {
   touches_lost_ += touches_.drain([&](const TouchRing::Touch& touch) {
     store_->touch(touch.record, touch.generation, std::min(touch.when, now));
   });
+}
+
+// What clients report, as of now: their clocks are theirs. One client at a time, since each may
+// have a ring full of it. True: some ring was half full, so look again soon.
+bool Node::drain_clients(Lock& lock) {
+  bool is_busy = false;
+  for (std::size_t i = 0; i < pages_.size(); ++i) {
+    TouchRing& ring = pages_[i]->touches;
+    if (ring.empty()) continue;
+    is_busy |= ring.half_full();
+    const Seconds now = clock_->now();
+    const std::uint64_t lost = ring.drain(
+        [&](const TouchRing::Touch& touch) { store_->touch(touch.record, touch.generation, now); });
+    touches_lost_ += std::min(lost, TouchRing::kEntries);  // a client may have written anything
+    if (i + 1 < pages_.size()) let_others_in(lock);
+  }
+  return is_busy;
 }
 
 }  // namespace kvpool

@@ -78,6 +78,11 @@ PutStatus Node::store_block(Lock& lock, Call& call, std::size_t index, BlockSour
   if (status == PutStatus::present) {
     store_->touch(reserved.record, clock_->now());
     call.pin(reserved.record);
+    if (source.is_stream()) {
+      lock.unlock();
+      source.skip(index);
+      lock.lock();
+    }
   }
   if (status != PutStatus::stored) return status;
 
@@ -103,6 +108,7 @@ PutStatus Node::store_block(Lock& lock, Call& call, std::size_t index, BlockSour
     return stopping_ ? PutStatus::failed : PutStatus::dropped;
   if (committed == Store::Committed::index_full) return PutStatus::pool_index;
   call.pin(reserved.record);
+  announce(call.request.space, call.request.keys[index]);
   put_bytes_.fetch_add(call.request.space.block_bytes, std::memory_order_relaxed);
   queued_bytes_ += call.request.space.block_bytes;
   if (tier_ && queued_bytes_ >= (is_durable() ? kDurableGroupBytes : kGroupBytes)) wake_writer();
@@ -185,9 +191,11 @@ PutStatus Node::reserve(const PutRequest& request, Ticket& ticket) {
 
 PutStatus Node::commit(const Ticket& ticket, const Hash128& sum, Deadline deadline) {
   Lock lock(mutex_);
+  const auto [space, key] = store_->name_of(ticket.record);
   const auto committed = store_->commit(ticket.record, sum, ticket.parent, clock_->now());
   settled_.notify_all();
   PutStatus status = PutStatus::stored;
+  if (committed == Store::Committed::stored) announce(*space, key);
   if (committed == Store::Committed::stored && is_durable()) {
     store_->pin(ticket.record);
     wait_until_durable(lock, {&ticket.record, 1}, deadline, &status);

@@ -36,14 +36,20 @@ Result<std::unique_ptr<Store>> Store::create(const StoreOptions& options) {
                 "a pool has at most " + std::to_string(kPoolBytesMax) + " bytes of memory, not " +
                     std::to_string(std::max(options.bytes_max, options.bytes_limit)));
   const std::uint64_t bytes_max = bytes_max_of(options);
-  const std::uint64_t addresses = bytes_max * kAddressFactor;
-  auto arena = Arena::create("kvpool-arena", addresses);
+  if (options.sealed && options.bytes_max > options.bytes_limit)
+    return fail(Code::bad_argument,
+                "a sealed pool has one size: " + std::to_string(options.bytes_max) + " is not " +
+                    std::to_string(options.bytes_limit));
+  // What cannot be given back must not lie scattered over more than may be used.
+  const auto kind = options.sealed ? Arena::Kind::sealed : Arena::Kind::elastic;
+  const std::uint64_t addresses = options.sealed ? bytes_max : bytes_max * kAddressFactor;
+  auto arena = Arena::create("kvpool-arena", addresses, kind);
   if (!arena) return std::unexpected(arena.error());
   // A record for every page the pool may commit: slots are whole pages, so records never run out
   // before slots do.
   const auto records_max = static_cast<std::uint32_t>(std::min(
       kRecordsMax, units_of(bytes_max) * (kUnitBytes / kPageBytes) + options.ssd_entries_max));
-  auto index = Arena::create("kvpool-index", IndexWriter::index_bytes(records_max));
+  auto index = Arena::create("kvpool-index", IndexWriter::index_bytes(records_max), kind);
   if (!index) return std::unexpected(index.error());
   return std::unique_ptr<Store>(
       new Store(options, std::move(*arena), std::move(*index), records_max));
@@ -83,13 +89,20 @@ Result<Namespace*> Store::open_namespace(const Hash128& id, std::uint64_t block_
                 "a pool holds at most " + std::to_string(kClassesMax) + " different block sizes");
   steal_later_.resize(slabs_.class_count());
   fit_ghosts();
-  return namespaces_.open(id, static_cast<std::uint32_t>(block_bytes), *klass);
+  auto opened = namespaces_.open(id, static_cast<std::uint32_t>(block_bytes), *klass);
+  if (opened) announce(**opened);
+  return opened;
 }
 
 void Store::drop(Namespace& space) {
   dead_ += space.blocks;
   if (ssd_) ssd_->drop_space(space.incarnation.load(std::memory_order_relaxed));
   namespaces_.renew(space);
+  announce(space);
+}
+
+void Store::announce(const Namespace& space) {
+  index_->announce(space.number, space.incarnation.load(std::memory_order_relaxed));
 }
 
 // As many ghosts as the policy profits from, and never more than their share of the memory.
@@ -247,7 +260,12 @@ void Store::unpin(BlockId record) {
   if (--mine.pins_or_next > 0) return;
   if (mine.state == State::zombie) {
     --zombies_;
-    release_slots(record);
+    std::uint64_t named = 0;
+    if (const auto it = zombie_generations_.find(record); it != zombie_generations_.end()) {
+      named = it->second;
+      zombie_generations_.erase(it);
+    }
+    release_slots(record, named);
     return;
   }
   if (mine.parked) {
@@ -313,7 +331,9 @@ void Store::check_invariants() const {
     const bool readable = view().record(record).generation.load(std::memory_order_relaxed) != 0;
     KVP_CHECK(readable == (mine.state == State::resident));
     if (mine.state != State::reserved) pins += mine.pins_or_next;
-    if (mine.parked) KVP_CHECK(mine.state == State::resident && mine.pins_or_next > 0);
+    if (mine.parked)
+      KVP_CHECK(mine.state == State::resident &&
+                (mine.pins_or_next > 0 || std::ranges::find(named_, record) != named_.end()));
     if (mine.state != State::resident) continue;
     in_dram += is_in_dram(record);
     KVP_CHECK((mine.flags & (kInDram | kOnSsd)) != 0);
@@ -333,7 +353,8 @@ void Store::check_invariants() const {
   std::uint64_t slots = 0;
   for (ClassId id = 0; id < slabs_.class_count(); ++id) slots += slabs_.taken_slots(id);
   // free + held = total, with the slab pool's own count
-  KVP_CHECK(slots == taken + loading_);
+  KVP_CHECK(slots == taken + loading_ + held_.size());
+  for (const Held& held : held_) KVP_CHECK(slabs_.owner(slabs_.slot_at(held.offset)) == kHeldOwner);
   KVP_CHECK(policy_->stats().resident == in_dram_);
   slabs_.check_invariants();
   index_->check_invariants();

@@ -10,7 +10,8 @@
 // Invariants: 1. a key of a namespace has at most one record that is reserved or resident;
 //             2. only commit() and restore() make a key visible, only retire() takes one away;
 //             3. a slot is given back when its record is neither reserved, resident nor pinned, or
-//                when the block has a copy in another tier and nobody pins it;
+//                when the block has a copy in another tier and nobody pins it; and then only if no
+//                client names its generation (vacate): until then it is held;
 //             4. records free + reserved + resident + zombie = records ever used, and the same for
 //                slots (check_invariants counts both);
 //             5. a block on the SSD has its parent there too, so no suffix survives its prefix.
@@ -27,6 +28,7 @@
 #include "base/lazy_array.h"
 #include "base/status.h"
 #include "memory/slab_pool.h"
+#include "node/hazards.h"
 #include "node/index_writer.h"
 #include "node/namespaces.h"
 #include "node/ssd_books.h"
@@ -41,6 +43,7 @@ struct StoreOptions {
   PolicyKind policy = PolicyKind::temperature;
   double tau_s = 0;        // 0 = follow the workload
   std::uint64_t salt = 0;  // of the index; random, so that keys cannot be chosen to collide
+  bool sealed = false;     // memory of a fixed size that no client can map for writing
   std::uint64_t ssd_entries_max = 0;  // blocks that an SSD tier may come to hold; 0 = there is none
 };
 
@@ -96,6 +99,17 @@ class Store {
 
   const IndexView& view() const { return index_->view(); }
   Arena& arena() { return *arena_; }
+  const Arena& index_memory() const { return *index_memory_; }
+
+  // --- clients that pin by naming generations ---
+  void attach(const Hazards& hazards) { hazards_.add(hazards); }
+  void detach(const Hazards& hazards) {
+    hazards_.remove(hazards);
+    poll_hazards();
+  }
+  // What clients name no more is given back, or may be evicted again. True: something was.
+  bool poll_hazards();
+  std::uint64_t held_slots() const { return held_.size(); }
 
   // --- writing ---
   struct Reserved {
@@ -224,6 +238,11 @@ class Store {
   bool is_ssd_shrinking() const { return is_ssd_shrinking_; }
 
   // --- facts ---
+  // Of a reservation or block; nullptr: its namespace was dropped.
+  std::pair<const Namespace*, Hash128> name_of(BlockId record) const {
+    const IndexWriter::Fields fields = index_->fields(record);
+    return {namespaces_.of(fields.incarnation), fields.key};
+  }
   std::uint64_t ssd_blocks() const { return on_ssd_; }
   const StoreCounters& counters() const { return counters_; }
   PolicyStats policy_stats() const { return policy_->stats(); }
@@ -245,6 +264,8 @@ class Store {
 
  private:
   static constexpr std::uint32_t kIndexBucketsPerStep = 1024;
+  // Of a slot that no record has any more.
+  static constexpr std::uint32_t kHeldOwner = 0x7ffffffe;
   enum class State : std::uint8_t { free, reserved, resident, zombie };
   struct Private {               // beside the shared record; zero = never used
     std::uint32_t pins_or_next;  // free: next free record + 1
@@ -293,8 +314,11 @@ class Store {
   bool empty_slab(SlabId slab, const std::vector<std::uint32_t>& owners);
   bool sweep_some(Seconds now);
   void retire(BlockId record, Leave why, Seconds now);
-  void release_slots(BlockId record);
-  void give_dram_slot(std::uint64_t offset);
+  void release_slots(BlockId record, std::uint64_t generation);
+  void vacate(std::uint64_t offset, std::uint64_t generation);
+  std::uint64_t generation(BlockId record) const {
+    return view().record(record).generation.load(std::memory_order_relaxed);
+  }
   void free_record(BlockId record);
   std::optional<BlockId> take_record();
   void claim_pages(const Slot& slot, ClassId klass, Reserved& answer);
@@ -332,6 +356,7 @@ class Store {
   void check_ssd_invariants() const;
   void punch(const std::vector<UnitRun>& runs);
   void fit_ghosts();
+  void announce(const Namespace& space);
 
   std::uint64_t bytes_max_, blocks_limit_;
   std::unique_ptr<Arena> arena_, index_memory_;
@@ -357,6 +382,14 @@ class Store {
   };
   std::unordered_map<std::uint32_t, Restoring> restoring_;  // by number, during restore
   std::optional<Error> restore_error_;
+  HazardBoard hazards_;
+  struct Held {  // a slot that some client may be reading
+    std::uint64_t offset = 0, generation = 0;
+  };
+  std::vector<Held> held_;
+  std::vector<BlockId> named_;  // resident, parked because a client names them
+  // Of blocks that were retired while they were pinned by request.
+  std::unordered_map<BlockId, std::uint64_t> zombie_generations_;
   std::vector<std::uint32_t> steal_later_;  // per class: reservations to wait before trying again
   StoreCounters counters_;
 };

@@ -28,8 +28,7 @@ void Store::retire(BlockId record, Leave why, Seconds now) {
   Private& mine = private_[record];
   KVP_CHECK(mine.state == State::resident);
   const IndexWriter::Fields fields = index_->fields(record);
-  index_->withdraw(record);
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  const std::uint64_t generation = index_->withdraw(record);
   index_->erase(fields.key, fields.incarnation, record);
   const std::uint64_t name = fingerprint(fields.incarnation, fields.key);
   if (is_in_dram(record)) {
@@ -49,14 +48,46 @@ void Store::retire(BlockId record, Leave why, Seconds now) {
   if (mine.pins_or_next > 0) {
     mine.state = State::zombie;
     ++zombies_;
+    if (is_in_dram(record) && !hazards_.empty()) zombie_generations_.emplace(record, generation);
     return;
   }
-  release_slots(record);
+  release_slots(record, generation);
+}
+
+// The one way a slot with bytes is given back. The record has another generation by now, or none:
+// after the fence, who named the old one in time is seen, and who names it later sees that it is no
+// more. A slot that is named keeps its bytes, and its pages, until poll_hazards() finds it free.
+void Store::vacate(std::uint64_t offset, std::uint64_t generation) {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  const Slot slot = slabs_.slot_at(offset);
+  if (generation == 0 || !hazards_.names(generation)) return slabs_.give(slot);
+  slabs_.set_owner(slot, kHeldOwner);
+  held_.push_back({offset, generation});
+}
+
+bool Store::poll_hazards() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  const std::size_t before = held_.size() + named_.size();
+  std::erase_if(held_, [&](const Held& held) {
+    if (hazards_.names(held.generation)) return false;
+    slabs_.give(slabs_.slot_at(held.offset));
+    return true;
+  });
+  std::erase_if(named_, [&](BlockId record) {
+    Private& mine = private_[record];
+    // Gone meanwhile, or pinned by request as well: then the last unpin takes care of it.
+    if (mine.state != State::resident || !mine.parked || mine.pins_or_next > 0) return true;
+    if (hazards_.names(generation(record))) return false;
+    mine.parked = false;
+    policy_->give_back(record);
+    return true;
+  });
+  return held_.size() + named_.size() < before;
 }
 
 // Of a block that nobody can find or read any more.
-void Store::release_slots(BlockId record) {
-  if (is_in_dram(record)) slabs_.give(slabs_.slot_at(index_->fields(record).offset));
+void Store::release_slots(BlockId record, std::uint64_t generation) {
+  if (is_in_dram(record)) vacate(index_->fields(record).offset, generation);
   if (is_on_ssd(record)) doom(record);
   free_record(record);
 }
@@ -72,7 +103,7 @@ void Store::leave_dram(BlockId record, Seconds now) {
 // `made`: the class has a free slot, and one more block is within the limit.
 Store::Room Store::make_room(ClassId klass, Seconds now) {
   if (blocks_limit_ != 0) {
-    if (zombies_ + pending_.size() + loading_ >= blocks_limit_)
+    if (zombies_ + held_.size() + pending_.size() + loading_ >= blocks_limit_)
       return Room::none;  // no eviction would help
     while (spare_blocks() == 0)
       if (!sweep_some(now) && !evict_one(now)) return Room::none;
@@ -85,7 +116,7 @@ Store::Room Store::make_room(ClassId klass, Seconds now) {
     if (added) continue;
     const Room stolen = steal_slab(klass, now);
     if (stolen == Room::again) return Room::again;
-    if (stolen == Room::none && !evict_from(klass, now)) return Room::none;
+    if (stolen == Room::none && !evict_from(klass, now) && !poll_hazards()) return Room::none;
   }
   return Room::made;
 }
@@ -100,8 +131,11 @@ bool Store::evict_from(ClassId klass, Seconds now) {
 BlockId Store::take_unpinned(ClassId klass) {
   for (;;) {
     const BlockId record = policy_->take_coldest(klass);
-    if (record == kNoBlock || private_[record].pins_or_next == 0) return record;
-    private_[record].parked = true;  // comes back with its last unpin
+    if (record == kNoBlock) return record;
+    Private& mine = private_[record];
+    if (mine.pins_or_next == 0 && !hazards_.names(generation(record))) return record;
+    mine.parked = true;  // comes back with its last unpin, or from poll_hazards()
+    if (mine.pins_or_next == 0) named_.push_back(record);
   }
 }
 
@@ -231,7 +265,8 @@ bool Store::free_slab(ClassId donor, double bound, Seconds now) {
 }
 
 bool Store::is_movable(BlockId record) const {
-  return private_[record].state == State::resident && private_[record].pins_or_next == 0;
+  return record != kHeldOwner && private_[record].state == State::resident &&
+         private_[record].pins_or_next == 0 && !hazards_.names(generation(record));
 }
 
 // Moves the blocks of a slab into other slabs of its class. The bytes are copied while the block
@@ -251,8 +286,9 @@ bool Store::empty_slab(SlabId slab, const std::vector<std::uint32_t>& owners) {
     const IndexWriter::Fields fields = index_->fields(record);
     fence_before_overwrite();
     racy_fill(arena_->base() + slot->offset, arena_->base() + fields.offset, fields.bytes);
+    const std::uint64_t old = generation(record);
     index_->move(record, slot->offset);
-    slabs_.give(slabs_.slot_at(fields.offset));
+    vacate(fields.offset, old);
     ++counters_.blocks_moved;
   }
   return true;
@@ -270,7 +306,7 @@ std::uint64_t Store::wanted_blocks(double share) const {
 }
 
 std::uint64_t Store::spare_blocks() const {
-  const std::uint64_t held = in_dram_ + zombies_ + pending_.size() + loading_;
+  const std::uint64_t held = in_dram_ + zombies_ + held_.size() + pending_.size() + loading_;
   return held < blocks_limit_ ? blocks_limit_ - held : 0;
 }
 
@@ -344,12 +380,14 @@ bool Store::empty_step(Seconds now) {
 }
 
 void Store::punch_strays() {
+  if (arena_->is_sealed()) return;
   // A margin for pages that a slab's first writer has made and the books do not know yet.
   if (arena_->committed_bytes() <= bytes_committed() + kUnitBytes) return;
   punch(slabs_.empty_units());
 }
 
 void Store::punch(const std::vector<UnitRun>& runs) {
+  if (arena_->is_sealed()) return;  // its pages stay, and count as given back
   for (const UnitRun& run : runs)
     arena_->punch(std::uint64_t{run.first} * kUnitBytes, std::uint64_t{run.count} * kUnitBytes);
 }
