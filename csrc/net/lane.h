@@ -80,6 +80,12 @@ constexpr std::uint64_t block_stride(std::uint64_t block_bytes) {
 constexpr std::uint64_t lane_key_bytes(std::uint64_t count, bool has_parent) {
   return lane_aligned((count + (has_parent ? 1 : 0)) * kHashBytes);
 }
+// The most that either side moves in one step. Were two steps together more than the ring, each
+// side could be waiting for the rest of what the other has half done.
+constexpr std::uint64_t half_of_ring(std::uint64_t ring_bytes) {
+  const std::uint64_t half = ring_bytes / 2 / kLaneAlign * kLaneAlign;
+  return half < kLaneAlign ? kLaneAlign : half;
+}
 
 inline constexpr std::uint64_t kControlPage = 4096;
 constexpr std::uint64_t on_page(std::uint64_t bytes) {

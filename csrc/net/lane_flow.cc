@@ -57,7 +57,8 @@ bool LaneSource::fill(std::size_t index, std::byte* slot, Hash128& sum) {
   const std::uint64_t start = (index - request_.skip) * stride_;
   for (std::uint64_t done = 0; done < block_bytes_;) {
     const std::uint64_t at = start + done;
-    const std::uint64_t piece = std::min({kPieceBytes, block_bytes_ - done, left_in_ring(at)});
+    const std::uint64_t piece = std::min(
+        {kPieceBytes, block_bytes_ - done, left_in_ring(at), half_of_ring(request_.ring_bytes)});
     if (!wait_for_client(at + piece, at)) return false;
     racy_copy(bounce, in_ring(at), piece);
     stream.update(bounce, piece);
@@ -72,9 +73,8 @@ bool LaneSource::fill(std::size_t index, std::byte* slot, Hash128& sum) {
   return true;
 }
 
-bool LaneSource::skip(std::size_t index) {
+void LaneSource::skip(std::size_t index) {
   if (index >= request_.skip) publish((index - request_.skip + 1) * stride_);
-  return true;
 }
 
 template <typename Whole>
@@ -84,7 +84,8 @@ bool LaneSink::send(std::size_t index, const std::byte* payload, const Whole& is
   const std::uint64_t start = index * stride_;
   for (std::uint64_t done = 0; done < block_bytes_;) {
     const std::uint64_t at = start + done;
-    const std::uint64_t piece = std::min({kSendPieceBytes, block_bytes_ - done, left_in_ring(at)});
+    const std::uint64_t piece = std::min(
+        {kSendPieceBytes, block_bytes_ - done, left_in_ring(at), half_of_ring(request_.ring_bytes)});
     const std::uint64_t end = at + piece;
     // The client's counter is of what it has copied out.
     if (end > request_.ring_bytes && !wait_for_client(end - request_.ring_bytes, ours_)) {

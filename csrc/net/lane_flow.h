@@ -90,7 +90,8 @@ class LaneSource final : public BlockSource, public LaneFlow {
     theirs_max_ahead_ = request.ring_bytes;
   }
   bool fill(std::size_t index, std::byte* slot, Hash128& sum) override;
-  bool skip(std::size_t index) override;
+  void skip(std::size_t index) override;
+  bool is_stream() const override { return true; }
   // A block was wanted that the client thought present.
   bool is_payload_due() const { return is_payload_due_; }
 

@@ -21,7 +21,7 @@ Result<ShmOffer> Server::make_shm(std::uint64_t client, int descriptor) {
   const std::lock_guard lock(impl_->mutex);
   const auto found = impl_->clients.find(client);
   if (found == impl_->clients.end() || !may_have(found->second)) {
-    for (const int number : offer.descriptors) close(number);
+    for (const int number : offer.descriptors) ::close(number);
     return fail(Code::refused, "this client is gone, or has an attachment");
   }
   found->second.shm = std::move(*made);
