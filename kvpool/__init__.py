@@ -22,9 +22,11 @@ from kvpool.errors import (
     TierBuffered,
     TierRefused,
 )
+from kvpool.local import open
 from kvpool.manifest import Manifest
-from kvpool.pool import Namespace, Pool, Slot, View, open
-from kvpool.types import Hit, Keys, Put, PutResult, Reason, Tier
+from kvpool.namespace import Namespace, Slot, View
+from kvpool.pool import Pool
+from kvpool.types import Hit, Keys, Miss, Put, PutResult, Reason, Tier
 
 __version__ = "0.2.0"
 
@@ -39,6 +41,7 @@ __all__ = [
     "Manifest",
     "ManifestMismatch",
     "ManualClock",
+    "Miss",
     "Namespace",
     "NoResource",
     "Pool",

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "bindings/raise.h"
-#include "node/node.h"
+#include "net/channel.h"
 
 namespace kvpool {
 
@@ -16,13 +16,14 @@ namespace kvpool {
 // stays mapped after the pool is closed. In a forked child nothing may be torn down.
 using NodeHandle = std::shared_ptr<Node>;
 
-inline Node& usable(const NodeHandle& node) {
-  if (node->is_forked())
+template <typename Owner>  // a Node or a Channel
+Owner& usable(const std::shared_ptr<Owner>& owner) {
+  if (owner->is_forked())
     throw Raised("ForkedProcess",
                  "this pool was opened by the parent process and cannot be used after fork; open "
                  "one in the child, or start children with the spawn method");
-  if (node->is_closed()) throw Raised("PoolClosed", "the pool is closed");
-  return *node;
+  if (owner->is_closed()) throw Raised("PoolClosed", "the pool is closed");
+  return *owner;
 }
 
 // A day is for ever here: a longer wait is a mistake, an infinite one is not to be had.
@@ -42,10 +43,16 @@ inline Node::Deadline deadline_after(nanobind::handle timeout_s) {
              std::chrono::duration<double>(seconds));
 }
 
+// A namespace and how it is reached.
 struct SpaceHandle {
-  NodeHandle node;
-  Namespace* space = nullptr;
-  Node& use() const { return usable(node); }
+  std::shared_ptr<Channel> channel;
+  std::shared_ptr<Space> space;
+  Channel& use() const { return usable(channel); }
+};
+
+// Given to Python to make a Namespace of.
+struct Opened {
+  SpaceHandle handle;
 };
 
 }  // namespace kvpool

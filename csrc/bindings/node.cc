@@ -11,6 +11,8 @@
 #include "bindings/bind.h"
 #include "bindings/gil.h"
 #include "bindings/handles.h"
+#include "bindings/memory.h"
+#include "net/local_channel.h"
 
 namespace kvpool {
 namespace {
@@ -24,6 +26,7 @@ struct OpenRequest {
   double tau_s, evict_ahead;
   bool huge_pages;
   std::uint64_t salt;
+  bool sealed;
 };
 
 struct SsdRequest {
@@ -79,6 +82,7 @@ NodeOptions options_of(const OpenRequest& request) {
   options.store.salt = request.salt;
   options.evict_ahead = request.evict_ahead;
   options.huge_pages = request.huge_pages;
+  options.store.sealed = request.sealed;
   options.warm_threads = std::clamp(std::thread::hardware_concurrency(), 1u, 8u);
   const auto kind = policy_kind(request.policy);
   if (!kind) raise_bad_argument("unknown policy '" + request.policy + "'");
@@ -143,6 +147,11 @@ void add_pool_stats(const NodeStats& s, Stats& d) {
   add("bytes_index_and_books", s.bytes_books);
   add("bytes_resident", s.bytes_arena);
   add("namespaces", s.namespaces);
+  add("clients", s.clients);
+  add("clients_waiting", s.waiting);
+  add("slots_held_for_views", s.held_slots);
+  add("client_views", s.views);
+  add("client_view_blocks", s.view_blocks);
   add("puts", s.store.puts);
   add("put_bytes", s.put_bytes);
   add("put_present", s.store.present);
@@ -232,6 +241,41 @@ std::uint64_t resize_ssd(const NodeHandle& node, std::uint64_t capacity, nb::han
   const auto deadline = deadline_after(timeout_s);
   const GilReleased released;
   return value_or_raise(open.resize_ssd(capacity, deadline));
+}
+
+Opened open_space(const NodeHandle& node, nb::bytes id, std::uint64_t block_bytes) {
+  auto space = std::make_shared<Space>();
+  if (id.size() != kHashBytes)
+    raise_bad_argument("a namespace id has 16 bytes, not " + std::to_string(id.size()));
+  space->id = Hash128::from_bytes(id.c_str());
+  space->local = value_or_raise(usable(node).open_namespace(space->id, block_bytes));
+  space->block_bytes = space->local->block_bytes;
+  space->number = space->local->number;
+  return {{std::make_shared<LocalChannel>(node), std::move(space)}};
+}
+
+// An index that takes longer than this to hear of a drop is not going to.
+constexpr auto kDropTimeout = std::chrono::seconds(10);
+
+Namespace& numbered(Node& node, std::uint32_t number) {
+  Namespace* const space = node.space(number);
+  if (space == nullptr)
+    raise_bad_argument("there is no namespace of number " + std::to_string(number));
+  return *space;
+}
+
+std::uint64_t drop(const NodeHandle& node, std::uint32_t number) {
+  Node& open = usable(node);
+  const GilReleased released;
+  return value_or_raise(
+      open.drop_namespace(numbered(open, number), std::chrono::steady_clock::now() + kDropTimeout));
+}
+
+std::optional<double> temperature(const NodeHandle& node, std::uint32_t number, nb::handle key) {
+  Node& open = usable(node);
+  const Hash128 name = one_key(key, "key");
+  const GilReleased released;
+  return open.temperature(numbered(open, number), name);
 }
 
 std::uintptr_t base_address(const NodeHandle& node) {
@@ -330,21 +374,21 @@ void bind_node(nb::module_& m) {
           "open",
           [](std::uint64_t dram, std::uint64_t dram_max, std::uint64_t max_blocks,
              std::string policy, double tau_s, std::string prefault, double evict_ahead,
-             bool huge_pages, std::uint64_t salt, std::shared_ptr<ManualClock> clock,
+             bool huge_pages, std::uint64_t salt, std::shared_ptr<ManualClock> clock, bool sealed,
              std::string ssd, std::uint64_t ssd_capacity, std::string durability,
              std::string ssd_admit, std::uint64_t ssd_free_floor, std::uint32_t ssd_io_threads,
              bool ssd_direct, double ssd_timeout_s) {
             return open_node({dram, dram_max, max_blocks, std::move(policy), std::move(prefault),
-                              tau_s, evict_ahead, huge_pages, salt},
+                              tau_s, evict_ahead, huge_pages, salt, sealed},
                              {std::move(ssd), ssd_capacity, ssd_free_floor, std::move(durability),
                               std::move(ssd_admit), ssd_io_threads, ssd_direct, ssd_timeout_s},
                              std::move(clock));
           },
           "dram"_a, "dram_max"_a, "max_blocks"_a, "policy"_a, "tau_s"_a, "prefault"_a,
-          "evict_ahead"_a, "huge_pages"_a, "salt"_a, "clock"_a.none(), "ssd"_a = "",
-          "ssd_capacity"_a = 0, "durability"_a = "async", "ssd_admit"_a = "second_use",
-          "ssd_free_floor"_a = 0, "ssd_io_threads"_a = 8, "ssd_direct"_a = true,
-          "ssd_timeout_s"_a = 5.0)
+          "evict_ahead"_a, "huge_pages"_a, "salt"_a, "clock"_a.none(), "sealed"_a = false,
+          "ssd"_a = "", "ssd_capacity"_a = 0, "durability"_a = "async",
+          "ssd_admit"_a = "second_use", "ssd_free_floor"_a = 0, "ssd_io_threads"_a = 8,
+          "ssd_direct"_a = true, "ssd_timeout_s"_a = 5.0)
       .def("close", &close, "flush_timeout_s"_a = 0.0)
       .def("flush", &flush, "timeout_s"_a)
       .def("resize_ssd", &resize_ssd, "capacity"_a, "timeout_s"_a)
@@ -354,6 +398,12 @@ void bind_node(nb::module_& m) {
       .def_prop_ro("is_closed", [](const NodeHandle& node) { return node->is_closed(); })
       .def_prop_ro("is_forked", [](const NodeHandle& node) { return node->is_forked(); })
       .def_prop_ro("base_address", &base_address)
+      .def("open_space", &open_space, "id"_a, "block_bytes"_a)
+      .def("drop", &drop, "number"_a,
+           "Make every block of a namespace a miss, at once, and return how many there were.\n\n"
+           "Their memory comes back in the background. With an SSD, returns once its index has\n"
+           "been told; raises NoResource where that fails. Releases the GIL; O(1).")
+      .def("temperature", &temperature, "number"_a, "key"_a.none())
       .def("resize", &resize, "dram"_a.none(), "max_blocks"_a.none(), "timeout_s"_a.none())
       .def("trim", &trim)
       .def("stats", &stats)

@@ -18,29 +18,28 @@ using nb::literals::operator""_a;
 // export (of a memoryview's `obj`) holds the pins as well; once they are gone there is no new one.
 class Pinned {
  public:
-  Pinned(NodeHandle node, std::vector<Lease> leases)
-      : node_(std::move(node)), leases_(std::move(leases)) {}
+  Pinned(std::shared_ptr<Channel> channel, std::unique_ptr<Pins> pins)
+      : channel_(std::move(channel)), pins_(std::move(pins)) {}
   ~Pinned() { release(); }
   Pinned(const Pinned&) = delete;
   Pinned& operator=(const Pinned&) = delete;
 
   void release() {
-    if (leases_.empty() || node_->is_forked()) return;
-    // Emptied first: without the GIL another thread may come by.
-    std::vector<Lease> leases;
-    leases.swap(leases_);
+    if (!pins_ || channel_->is_forked()) return;
+    // Taken out first: without the GIL another thread may come by.
+    std::unique_ptr<Pins> pins = std::move(pins_);
     const GilReleased released;
-    node_->release(leases);
+    pins.reset();
   }
 
-  int export_arena(PyObject* self, Py_buffer* buffer, int flags) {
-    if (leases_.empty()) {
+  int export_memory(PyObject* self, Py_buffer* buffer, int flags) {
+    if (!pins_) {
       PyErr_SetString(PyExc_BufferError, "the blocks of this view were released");
       return -1;
     }
-    const std::size_t bytes = node_->arena_bytes();
-    const int rc = PyBuffer_FillInfo(buffer, self, const_cast<std::byte*>(node_->arena()),
-                                     static_cast<Py_ssize_t>(bytes), /*readonly=*/1, flags);
+    const int rc =
+        PyBuffer_FillInfo(buffer, self, const_cast<std::byte*>(pins_->base),
+                          static_cast<Py_ssize_t>(pins_->base_bytes), /*readonly=*/1, flags);
     if (rc == 0) ++exports_;
     return rc;
   }
@@ -49,13 +48,13 @@ class Pinned {
   }
 
  private:
-  NodeHandle node_;
-  std::vector<Lease> leases_;
+  std::shared_ptr<Channel> channel_;
+  std::unique_ptr<Pins> pins_;
   std::size_t exports_ = 0;
 };
 
 int pinned_get(PyObject* self, Py_buffer* buffer, int flags) {
-  return nb::inst_ptr<Pinned>(self)->export_arena(self, buffer, flags);
+  return nb::inst_ptr<Pinned>(self)->export_memory(self, buffer, flags);
 }
 void pinned_release(PyObject* self, Py_buffer*) { nb::inst_ptr<Pinned>(self)->end_export(); }
 
@@ -69,37 +68,38 @@ constexpr auto kCommitTimeout = std::chrono::seconds(5);
 // A slot of ours that the caller fills in place.
 class Reservation {
  public:
-  Reservation(SpaceHandle space, const Ticket& ticket)
-      : space_(std::move(space)), ticket_(ticket), open_(true) {}
+  Reservation(SpaceHandle space, std::unique_ptr<Room> room)
+      : space_(std::move(space)), room_(std::move(room)), memory_(room_->memory) {}
   Reservation(const Reservation&) = delete;
   Reservation& operator=(const Reservation&) = delete;
   ~Reservation() {
-    if (!open_ || space_.node->is_forked()) return;
+    if (!room_) return;
+    if (space_.channel->is_forked()) {
+      static_cast<void>(room_.release());  // nothing may be torn down in a child
+      return;
+    }
     const GilReleased released;
-    space_.node->abort(ticket_);
+    room_.reset();
   }
 
   std::uint8_t commit() {
     require_committable();
-    Node& node = space_.use();
-    const Ticket ticket = ticket_;
-    const std::size_t bytes = space_.space->block_bytes;
-    open_ = false;
+    space_.use();
+    const std::unique_ptr<Room> room = std::move(room_);
     const GilReleased released;
     return static_cast<std::uint8_t>(
-        node.commit(ticket, checksum(node.slot(ticket), bytes),
-                    std::chrono::steady_clock::now() + kCommitTimeout));
+        room->commit(std::chrono::steady_clock::now() + kCommitTimeout));
   }
-  bool is_open() const { return open_; }
+  bool is_open() const { return room_ != nullptr; }
 
   int export_slot(PyObject* self, Py_buffer* buffer, int flags) {
-    if (!open_) {
+    if (!room_) {
       PyErr_SetString(PyExc_BufferError, "this reservation was committed");
       return -1;
     }
-    const int rc = PyBuffer_FillInfo(buffer, self, space_.node->slot(ticket_),
-                                     static_cast<Py_ssize_t>(space_.space->block_bytes),
-                                     /*readonly=*/0, flags);
+    const int rc =
+        PyBuffer_FillInfo(buffer, self, memory_, static_cast<Py_ssize_t>(space_.space->block_bytes),
+                          /*readonly=*/0, flags);
     if (rc == 0) ++exports_;
     return rc;
   }
@@ -108,7 +108,7 @@ class Reservation {
  private:
   // Whoever still holds the slot's memory could write into a block that others read.
   void require_committable() const {
-    if (!open_) raise_bad_argument("this reservation was committed already");
+    if (!room_) raise_bad_argument("this reservation was committed already");
     if (exports_ > 0)
       raise_bad_argument("cannot commit while " + std::to_string(exports_) +
                          " buffer(s) made from the slot's are in use: their owner could write into "
@@ -116,8 +116,8 @@ class Reservation {
   }
 
   SpaceHandle space_;
-  Ticket ticket_;
-  bool open_;
+  std::unique_ptr<Room> room_;
+  std::byte* memory_;
   std::size_t exports_ = 0;
 };
 
@@ -137,23 +137,24 @@ PyType_Slot reservation_slots[] = {
 
 // A list of read-only memoryviews, one per leading block that is present.
 nb::typed<nb::list, nb::any> view_blocks(const SpaceHandle& space, nb::handle keys_object) {
-  Node& node = space.use();
+  Channel& channel = space.use();
   const Keys keys(keys_object, Keys::Hold::in_place);
-  std::vector<Lease> leases(keys.count());
+  std::unique_ptr<Pins> pins;
   {
     const GilReleased released;
-    leases.resize(node.acquire(*space.space, keys.span(), leases.data()));
+    Miss why = Miss::none;
+    pins = channel.acquire(*space.space, keys.span(), why);
   }
   nb::typed<nb::list, nb::any> blocks;
-  if (leases.empty()) return blocks;
-  const std::vector<Lease> places = leases;
+  if (pins->places.empty()) return blocks;
+  const std::vector<Pins::Place> places = pins->places;
   nb::object pinned =
-      nb::cast(new Pinned(space.node, std::move(leases)), nb::rv_policy::take_ownership);
+      nb::cast(new Pinned(space.channel, std::move(pins)), nb::rv_policy::take_ownership);
   nb::object whole = nb::steal(PyMemoryView_FromObject(pinned.ptr()));
   if (!whole.is_valid()) throw nb::python_error();
-  for (const Lease& lease : places) {
-    nb::object slice = nb::steal(PySlice_New(nb::int_(lease.offset).ptr(),
-                                             nb::int_(lease.offset + lease.bytes).ptr(), nullptr));
+  for (const Pins::Place& place : places) {
+    nb::object slice = nb::steal(PySlice_New(nb::int_(place.offset).ptr(),
+                                             nb::int_(place.offset + place.bytes).ptr(), nullptr));
     nb::object block = nb::steal(PyObject_GetItem(whole.ptr(), slice.ptr()));
     if (!block.is_valid()) throw nb::python_error();
     blocks.append(block);
@@ -165,23 +166,23 @@ nb::typed<nb::tuple, nb::int_, nb::any> reserve_block(const SpaceHandle& space,
                                                       nb::handle key_object,
                                                       nb::handle parent_object,
                                                       nb::handle timeout_s) {
-  Node& node = space.use();
+  Channel& channel = space.use();
   const Hash128 key = one_key(key_object, "key");
   Hash128 parent;
   if (!parent_object.is_none()) parent = one_key(parent_object, "parent");
-  Ticket ticket;
   PutStatus status;
-  const Node::PutRequest request{*space.space,
-                                 {&key, 1},
-                                 parent_object.is_none() ? nullptr : &parent,
-                                 deadline_after(timeout_s)};
+  std::unique_ptr<Room> room;
+  const PutCall call{*space.space,
+                     {&key, 1},
+                     parent_object.is_none() ? nullptr : &parent,
+                     deadline_after(timeout_s)};
   {
     const GilReleased released;
-    status = node.reserve(request, ticket);
+    room = channel.reserve(call, status);
   }
   nb::object reservation = nb::none();
-  if (status == PutStatus::stored)
-    reservation = nb::cast(new Reservation(space, ticket), nb::rv_policy::take_ownership);
+  if (room)
+    reservation = nb::cast(new Reservation(space, std::move(room)), nb::rv_policy::take_ownership);
   return nb::typed<nb::tuple, nb::int_, nb::any>(
       nb::make_tuple(static_cast<std::uint8_t>(status), reservation));
 }

@@ -31,6 +31,7 @@ class BufferSource final : public BlockSource {
     sum = copy_with_checksum(slot, places_.at(index), block_bytes_, Stores::streaming);
     return true;
   }
+  const std::byte* place(std::size_t index) const override { return places_.at(index); }
 
  private:
   const Places& places_;
@@ -48,6 +49,7 @@ class BufferSink final : public BlockSink {
     racy_copy(places_.at(index), payload.data(), payload.size());
     return payload.size() == block_bytes_;
   }
+  std::byte* place(std::size_t index) override { return places_.at(index); }
 
  private:
   const Places& places_;
@@ -102,56 +104,76 @@ class PagedSink final : public BlockSink {
   std::span<const std::int64_t> pages_;
 };
 
-SpaceHandle open_space(const NodeHandle& node, nb::bytes id, std::uint64_t block_bytes) {
-  if (id.size() != kHashBytes)
-    raise_bad_argument("a namespace id has 16 bytes, not " + std::to_string(id.size()));
-  Namespace* space =
-      value_or_raise(usable(node).open_namespace(Hash128::from_bytes(id.c_str()), block_bytes));
-  return {node, space};
+// One Miss per key, into a buffer of the caller.
+void tell_misses(const Memory& misses, std::size_t keys, std::size_t done, Miss why) {
+  auto* places = reinterpret_cast<std::uint8_t*>(misses.data());
+  for (std::size_t i = 0; i < keys; ++i)
+    places[i] = static_cast<std::uint8_t>(i < done ? Miss::none : i == done ? why : Miss::behind);
 }
 
-// (leading blocks present, one tier byte per key)
-nb::typed<nb::tuple, nb::int_, nb::bytes> lookup(const SpaceHandle& self, nb::handle keys_object) {
-  Node& node = self.use();
+std::optional<Memory> misses_of(nb::handle object, std::size_t keys) {
+  if (object.is_none()) return std::nullopt;
+  std::optional<Memory> memory(std::in_place, object, Access::write, "misses");
+  if (memory->bytes() != keys || memory->item_bytes() != 1)
+    raise_bad_argument("misses has " + std::to_string(memory->bytes()) +
+                       " bytes; it must have one for each of the " + std::to_string(keys) +
+                       " keys");
+  return memory;
+}
+
+// (leading blocks present, one tier byte per key, Miss of the first that is not)
+nb::typed<nb::tuple, nb::int_, nb::bytes, nb::int_> lookup(const SpaceHandle& self,
+                                                           nb::handle keys_object) {
+  Channel& channel = self.use();
   const Keys keys(keys_object, Keys::Hold::in_place);
   // Nobody has seen this object yet, so its bytes may be written, also without the GIL.
   nb::bytes tiers = nb::steal<nb::bytes>(
       PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(keys.count())));
   auto* places = reinterpret_cast<std::uint8_t*>(PyBytes_AS_STRING(tiers.ptr()));
   std::size_t count = 0;
+  Miss why = Miss::none;
   {
     std::optional<GilReleased> released;
-    if (keys.count() > kLookupWithGil) released.emplace();
-    count = node.lookup(*self.space, keys.span(), places);
+    if (keys.count() > kLookupWithGil || !channel.looks_up_at_once()) released.emplace();
+    count = channel.lookup(*self.space, keys.span(), places, why);
   }
-  return nb::typed<nb::tuple, nb::int_, nb::bytes>(nb::make_tuple(count, tiers));
+  return nb::typed<nb::tuple, nb::int_, nb::bytes, nb::int_>(
+      nb::make_tuple(count, tiers, static_cast<int>(why)));
+}
+
+std::size_t get(const SpaceHandle& self, const Keys& keys, BlockSink& sink,
+                const std::optional<Memory>& misses) {
+  Channel& channel = self.use();
+  const GilReleased released;
+  Miss why = Miss::none;
+  const std::size_t done = channel.get(*self.space, keys.span(), sink, why);
+  if (misses) tell_misses(*misses, keys.count(), done, why);
+  return done;
 }
 
 std::size_t get_into(const SpaceHandle& self, nb::handle keys_object, nb::handle out,
-                     nb::handle stride, nb::handle offsets) {
-  Node& node = self.use();
+                     nb::handle stride, nb::handle offsets, nb::handle misses_object) {
+  self.use();
   const Keys keys(keys_object, Keys::Hold::in_place);
   const Places places(out, Access::write, "out",
                       {keys.count(), self.space->block_bytes, stride, offsets});
   BufferSink sink(places, self.space->block_bytes);
-  const GilReleased released;
-  return node.get(*self.space, keys.span(), sink);
+  return get(self, keys, sink, misses_of(misses_object, keys.count()));
 }
 
 // One status byte per key.
 template <typename Source>
 nb::bytes put_from(const SpaceHandle& self, const Keys& keys, nb::handle parent_object,
                    nb::handle timeout_s, Source& source) {
-  Node& node = self.use();
+  Channel& channel = self.use();
   Hash128 parent;
   if (!parent_object.is_none()) parent = one_key(parent_object, "parent");
-  const Node::PutRequest request{*self.space, keys.span(),
-                                 parent_object.is_none() ? nullptr : &parent,
-                                 deadline_after(timeout_s)};
+  const PutCall call{*self.space, keys.span(), parent_object.is_none() ? nullptr : &parent,
+                     deadline_after(timeout_s)};
   std::vector<PutStatus> statuses(keys.count());
   {
     const GilReleased released;
-    node.put(request, source, statuses.data());
+    channel.put(call, source, statuses.data());
   }
   return nb::bytes(statuses.data(), statuses.size());
 }
@@ -187,82 +209,67 @@ nb::bytes save(const SpaceHandle& self, const Layers& layers, nb::handle block_t
 }
 
 std::size_t load(const SpaceHandle& self, const Layers& layers, nb::handle block_table,
-                 nb::handle keys_object) {
-  Node& node = self.use();
+                 nb::handle keys_object, nb::handle misses_object) {
+  self.use();
   const Keys keys(keys_object, Keys::Hold::in_place);
   if (!layers.writable()) raise_bad_argument("a layer is read-only; load writes into all of them");
   const auto pages = checked_pages(self, layers, block_table, keys.count());
   PagedSink sink(layers.plan(), pages);
-  const GilReleased released;
-  return node.get(*self.space, keys.span(), sink);
+  return get(self, keys, sink, misses_of(misses_object, keys.count()));
 }
 
 std::size_t remove(const SpaceHandle& self, nb::handle keys_object) {
-  Node& node = self.use();
+  Channel& channel = self.use();
   const Keys keys(keys_object, Keys::Hold::in_place);
   const GilReleased released;
-  return node.remove(*self.space, keys.span());
+  return channel.remove(*self.space, keys.span());
 }
 
-// An index that takes longer than this to hear of a drop is not going to.
-constexpr auto kDropTimeout = std::chrono::seconds(10);
-
-std::uint64_t drop(const SpaceHandle& self) {
-  Node& node = self.use();
+std::size_t wait(const SpaceHandle& self, nb::handle keys_object, nb::handle timeout_s) {
+  Channel& channel = self.use();
+  const Keys keys(keys_object, Keys::Hold::copied);
+  const auto deadline = deadline_after(timeout_s);
   const GilReleased released;
-  return value_or_raise(
-      node.drop_namespace(*self.space, std::chrono::steady_clock::now() + kDropTimeout));
-}
-
-std::optional<double> temperature(const SpaceHandle& self, nb::handle key) {
-  Node& node = self.use();
-  const Hash128 name = one_key(key, "key");
-  const GilReleased released;
-  return node.temperature(*self.space, name);
+  return channel.wait(*self.space, keys.span(), deadline);
 }
 
 }  // namespace
 
 void bind_space(nb::module_& m) {
-  nb::class_<SpaceHandle>(m, "Space", "One namespace of a node. Thread-safe.")
+  nb::class_<Opened>(m, "OpenedSpace", "A namespace, as a channel has opened it.");
+  nb::class_<SpaceHandle>(m, "Space", "One namespace of a pool. Thread-safe.")
       .def(
           "__init__",
-          [](SpaceHandle* self, const NodeHandle& node, nb::bytes id, std::uint64_t block_bytes) {
-            new (self) SpaceHandle(open_space(node, id, block_bytes));
-          },
-          "node"_a, "id"_a, "block_bytes"_a)
+          [](SpaceHandle* self, const Opened& opened) { new (self) SpaceHandle(opened.handle); },
+          "opened"_a)
+      .def_prop_ro("number", [](const SpaceHandle& s) { return s.space->number.load(); })
       .def_prop_ro("block_bytes", [](const SpaceHandle& s) { return s.space->block_bytes; })
       .def("count_present", &lookup, "keys"_a.none())
       .def(
           "get_into", &get_into, "keys"_a.none(), "out"_a.none(), "stride"_a = nb::none(),
-          nb::kw_only(), "offsets"_a = nb::none(),
+          nb::kw_only(), "offsets"_a = nb::none(), "misses"_a = nb::none(),
           "Copy the leading blocks that are present into `out` and return how many there were.\n\n"
           "keys: n keys in chain order, packed (n * 16 bytes) or a list. out: one writable buffer\n"
           "with block i at i * stride bytes (stride: block_bytes unless given), a list of n\n"
           "buffers of block_bytes each, or a Region with one byte offset per key.\n"
           "Delivered blocks hold exactly the bytes that were put. What lies at the places of the\n"
           "others is undefined. A missing block is not an error. Heats what it delivers.\n"
+          "misses: a writable buffer of n bytes that receives a Miss per block.\n"
           "Raises BadArgument for wrong sizes, PoolClosed. Thread-safe, releases the GIL, takes\n"
           "no lock; cost: one copy.")
       .def("put_codes", &put, "keys"_a.none(), "data"_a.none(), "stride"_a.none(),
            "offsets"_a.none(), "parent"_a.none(), "timeout_s"_a.none())
       .def("save_codes", &save, "layers"_a, "block_table"_a.none(), "keys"_a.none(),
            "parent"_a.none(), "timeout_s"_a.none())
-      .def("load_pages", &load, "layers"_a, "block_table"_a.none(), "keys"_a.none())
+      .def("load_pages", &load, "layers"_a, "block_table"_a.none(), "keys"_a.none(),
+           "misses"_a.none())
+      .def("wait_present", &wait, "keys"_a.none(), "timeout_s"_a.none())
       .def("view_blocks", &view_blocks, "keys"_a.none())
       .def("reserve_slot", &reserve_block, "key"_a.none(), "parent"_a.none(), "timeout_s"_a.none())
       .def("remove", &remove, "keys"_a.none(),
            "Take these keys out of the pool and return how many were there.\n\n"
            "Blocks that somebody views keep their bytes until released. Thread-safe, releases the\n"
-           "GIL; O(n).")
-      .def("drop", &drop,
-           "Make every block of this namespace a miss, at once, and return how many there were.\n\n"
-           "Their memory comes back in the background. The namespace itself stays usable, empty.\n"
-           "With an SSD, returns once its index has been told (about a millisecond), so that a\n"
-           "restart brings nothing back; raises NoResource where that fails. Thread-safe; O(1).")
-      .def("temperature", &temperature, "key"_a.none(),
-           "How warm one block is, on the scale by which blocks are evicted; None if absent.\n\n"
-           "For inspection: only comparisons within one pool mean anything. Takes the lock.");
+           "GIL; O(n).");
 }
 
 }  // namespace kvpool

@@ -67,6 +67,8 @@ class Channel {
   virtual ~Channel() = default;
   virtual bool is_forked() const = 0;
   virtual bool is_closed() const = 0;
+  // lookup() neither waits nor makes a system call.
+  virtual bool looks_up_at_once() const { return true; }
 
   // Leading blocks present; `tiers`: nullptr or one byte per key. `why`: of the first that is not.
   virtual std::size_t lookup(const Space& space, std::span<const Hash128> keys, std::uint8_t* tiers,

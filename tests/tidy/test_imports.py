@@ -21,7 +21,7 @@ PACKAGE = "(kvpool)"  # `from kvpool import Pool`: the facade itself, which load
 RANKS = {
     0: ["errors", "types"],
     1: ["_core", "manifest", "keys", "config"],
-    2: ["layers", "pool", "ssd"],
+    2: ["layers", "namespace", "pool", "local", "ssd"],
     3: [PACKAGE],
     4: ["replay", "bench", "observe"],
     5: ["connectors"],
