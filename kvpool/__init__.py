@@ -19,11 +19,14 @@ from kvpool.errors import (
     ManifestMismatch,
     NoResource,
     PoolClosed,
+    Refused,
     TierBuffered,
     TierRefused,
+    Unreachable,
 )
 from kvpool.manifest import Manifest
 from kvpool.pool import Namespace, Pool, Slot, View, open
+from kvpool.remote import connect
 from kvpool.types import Hit, Keys, Put, PutResult, Reason, Tier
 
 __version__ = "0.2.0"
@@ -46,12 +49,15 @@ __all__ = [
     "Put",
     "PutResult",
     "Reason",
+    "Refused",
     "Region",
     "Slot",
     "Tier",
     "TierBuffered",
     "TierRefused",
+    "Unreachable",
     "View",
+    "connect",
     "open",
     "parse_size",
 ]
