@@ -24,10 +24,12 @@ from kvpool.errors import (
     TierRefused,
     Unreachable,
 )
+from kvpool.local import open
 from kvpool.manifest import Manifest
-from kvpool.pool import Namespace, Pool, Slot, View, open
+from kvpool.namespace import Namespace, Slot, View
+from kvpool.pool import Pool
 from kvpool.remote import connect
-from kvpool.types import Hit, Keys, Put, PutResult, Reason, Tier
+from kvpool.types import Hit, Keys, Miss, Put, PutResult, Reason, Tier
 
 __version__ = "0.2.0"
 
@@ -42,6 +44,7 @@ __all__ = [
     "Manifest",
     "ManifestMismatch",
     "ManualClock",
+    "Miss",
     "Namespace",
     "NoResource",
     "Pool",

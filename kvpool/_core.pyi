@@ -212,6 +212,7 @@ class Node:
         huge_pages: bool,
         salt: int,
         clock: ManualClock | None,
+        sealed: bool = False,
         ssd: str = "",
         ssd_capacity: int = 0,
         durability: str = "async",
@@ -233,6 +234,16 @@ class Node:
     def is_forked(self) -> bool: ...
     @property
     def base_address(self) -> int: ...
+    def open_space(self, id: bytes, block_bytes: int) -> OpenedSpace: ...
+    def drop(self, number: int) -> int:
+        """
+        Make every block of a namespace a miss, at once, and return how many there were.
+
+        Their memory comes back in the background. With an SSD, returns once its index has
+        been told; raises NoResource where that fails. Releases the GIL; O(1).
+        """
+
+    def temperature(self, number: int, key: object | None) -> float | None: ...
     def resize(self, dram: int | None, max_blocks: int | None, timeout_s: object | None) -> int: ...
     def trim(self) -> None: ...
     def stats(self) -> dict[str, Any]: ...
@@ -251,13 +262,18 @@ class Node:
     def fault_hits(self, point: str) -> int: ...
     def fault_waiting(self, point: str) -> int: ...
 
-class Space:
-    """One namespace of a node. Thread-safe."""
+class OpenedSpace:
+    """A namespace, as a channel has opened it."""
 
-    def __init__(self, node: Node, id: bytes, block_bytes: int) -> None: ...
+class Space:
+    """One namespace of a pool. Thread-safe."""
+
+    def __init__(self, opened: OpenedSpace) -> None: ...
+    @property
+    def number(self) -> int: ...
     @property
     def block_bytes(self) -> int: ...
-    def count_present(self, keys: object | None) -> tuple[int, bytes]: ...
+    def count_present(self, keys: object | None) -> tuple[int, bytes, int]: ...
     def get_into(
         self,
         keys: object | None,
@@ -265,6 +281,7 @@ class Space:
         stride: object | None = None,
         *,
         offsets: object | None = None,
+        misses: object | None = None,
     ) -> int:
         """
         Copy the leading blocks that are present into `out` and return how many there were.
@@ -274,6 +291,7 @@ class Space:
         buffers of block_bytes each, or a Region with one byte offset per key.
         Delivered blocks hold exactly the bytes that were put. What lies at the places of the
         others is undefined. A missing block is not an error. Heats what it delivers.
+        misses: a writable buffer of n bytes that receives a Miss per block.
         Raises BadArgument for wrong sizes, PoolClosed. Thread-safe, releases the GIL, takes
         no lock; cost: one copy.
         """
@@ -296,8 +314,9 @@ class Space:
         timeout_s: object | None,
     ) -> bytes: ...
     def load_pages(
-        self, layers: Layers, block_table: object | None, keys: object | None
+        self, layers: Layers, block_table: object | None, keys: object | None, misses: object | None
     ) -> int: ...
+    def wait_present(self, keys: object | None, timeout_s: object | None) -> int: ...
     def view_blocks(self, keys: object | None) -> list[Any]: ...
     def reserve_slot(
         self, key: object | None, parent: object | None, timeout_s: object | None
@@ -308,22 +327,6 @@ class Space:
 
         Blocks that somebody views keep their bytes until released. Thread-safe, releases the
         GIL; O(n).
-        """
-
-    def drop(self) -> int:
-        """
-        Make every block of this namespace a miss, at once, and return how many there were.
-
-        Their memory comes back in the background. The namespace itself stays usable, empty.
-        With an SSD, returns once its index has been told (about a millisecond), so that a
-        restart brings nothing back; raises NoResource where that fails. Thread-safe; O(1).
-        """
-
-    def temperature(self, key: object | None) -> float | None:
-        """
-        How warm one block is, on the scale by which blocks are evicted; None if absent.
-
-        For inspection: only comparisons within one pool mean anything. Takes the lock.
         """
 
 class RawDisk:

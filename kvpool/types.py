@@ -45,6 +45,24 @@ class Reason(enum.IntEnum):
     FAILED = 8  # the writer gave up, the pool was closed meanwhile, or a test injected a fault
     TOO_LARGE = 9  # the block is larger than the pool is now
     NOT_DURABLE = 10  # put, but not committed: full, read-only, a fault, too slow; readable
+    DISCONNECTED = 11  # no node to put it into, or it went away before it answered
+
+
+class Miss(enum.IntEnum):
+    """Why a block was not found or delivered; NONE for one that was."""
+
+    NONE = 0
+    ABSENT = 1  # not here: never put, evicted, removed or dropped
+    BEHIND = 2  # a block before it in the same call is missing; nobody looked at this one
+    MOVED = 3  # it left, or changed its place, at every attempt
+    SSD_LATE = 4  # the SSD did not deliver it in time
+    SSD_DAMAGED = 5  # its copy on the SSD is not whole
+    NO_ROOM = 6  # on the SSD, and no room in DRAM to show it in place
+    PIN_LIMIT = 7  # this client may not pin more than it does
+    TIMED_OUT = 8  # the node did not answer in time
+    DISCONNECTED = 9  # no node to ask
+    DAMAGED = 10  # what came over the network is not what was sent
+    FAULT = 11  # a fault injected by a test
 
 
 class Hit(NamedTuple):
@@ -52,6 +70,14 @@ class Hit(NamedTuple):
 
     blocks: int
     tiers: bytes  # one Tier per key; 0 from the first miss on
+    miss: Miss = Miss.NONE  # why the next block is missing; NONE when none is
+
+    @property
+    def misses(self) -> list[Miss]:
+        """One Miss per key."""
+        missing = len(self.tiers) - self.blocks
+        behind = [self.miss, *[Miss.BEHIND] * (missing - 1)] if missing else []
+        return [Miss.NONE] * self.blocks + behind
 
     def __bool__(self) -> bool:
         return self.blocks > 0

@@ -3,8 +3,8 @@
 //
 // Pin:  client  in_use bit -> word = generation -> FULL fence -> is the generation still the
 //               record's? yes: the slot keeps its bytes until the word is cleared
-//       node    another generation (or 0) in the record -> FULL fence -> reads the words: a slot whose old
-//               generation is named is kept as it is
+//       node    another generation (or 0) in the record -> FULL fence -> reads the words: a slot
+//               whose old generation is named is kept as it is
 // Both fences are needed, also on x86: each side stores, then loads what the other stores.
 // Promise:   whatever a client writes here harms its own reads only.
 // Thread rule: words are handed out to threads of the client by the client; the node reads all.

@@ -1,4 +1,4 @@
-// Why a block was not delivered. Part of the wire and of the Python API (kvpool.Miss): numbers stay.
+// Why a block was not delivered. Of the wire and of the Python API (kvpool.Miss): numbers stay.
 #pragma once
 #include <cstdint>
 

@@ -123,7 +123,7 @@ class _Shape:
         with self._opened() as pool:
             pool._node.settle(60)
             space = namespace(pool, self._block_bytes)
-            present, tiers = space.lookup(self._keys)
+            present, tiers, _ = space.lookup(self._keys)
             expect(present == self._count, "a durable block is gone after the pool was reopened")
             expect(set(tiers) == {kvpool.Tier.SSD}, "a block is in DRAM before it was asked for")
 

@@ -191,7 +191,7 @@ class _Worker:
         used in the order of one call: the tail first.
         """
         started = time.perf_counter()
-        present, tiers = self._namespace.lookup(keys)
+        present, tiers, _ = self._namespace.lookup(keys)
         self.get_s += time.perf_counter() - started
         delivered = 0
         for start in reversed(range(0, present, self._rows_max)):

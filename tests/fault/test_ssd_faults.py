@@ -332,7 +332,7 @@ def test_a_filesystem_without_direct_io_is_told_as_a_warning(tmp_path: Path) -> 
         with pytest.warns(kvpool.TierBuffered, match="O_DIRECT") as told:
             tier = make_tier(disk / "tier", len(SOME))
         assert str(tier) in str(told[0].message)
-        assert told[0].filename != kvpool.pool.__file__
+        assert told[0].filename != kvpool.local.__file__
         with pytest.warns(kvpool.TierBuffered):
             pool = kvpool.open("2MiB", ssd=tier, ssd_free_floor=0)
         with pool:

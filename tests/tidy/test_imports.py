@@ -21,9 +21,18 @@ PACKAGE = "(kvpool)"  # `from kvpool import Pool`: the facade itself, which load
 RANKS = {
     0: ["errors", "types"],
     1: ["_core", "manifest", "keys", "config", "address"],
-    2: ["layers", "pool", "ssd", "wire", "wire_client", "wire_node", "serve_config", "serve_log"],
-    3: [PACKAGE, "remote_link", "remote_session", "remote", "serve_plan", "serve_handshakes"],
-    4: ["replay", "bench", "observe", "serve_control", "serve_clients", "serve_listen"],
+    2: ["layers", "namespace", "pool", "local", "ssd", "wire", "wire_client", "wire_node"],
+    3: [PACKAGE, "remote_link", "remote_session", "remote", "serve_config", "serve_log"],
+    4: [
+        "serve_plan",
+        "serve_handshakes",
+        "replay",
+        "bench",
+        "observe",
+        "serve_control",
+        "serve_clients",
+        "serve_listen",
+    ],
     5: ["connectors", "daemon"],
     6: ["serve_cli", "ssd_cli", "cli", "__main__"],
 }

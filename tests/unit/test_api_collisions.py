@@ -7,6 +7,7 @@ the salt is known, and the formula of csrc/node/index_layout.h is turned round.
 import numpy as np
 
 from kvpool import _core
+from kvpool.local import LocalBackend
 from kvpool.pool import Pool
 from tests.pools import opaque
 
@@ -42,7 +43,7 @@ def test_colliding_keys_are_kept_apart() -> None:
         salt=SALT,
         clock=None,
     )
-    with Pool(node) as pool:
+    with Pool(LocalBackend(node)) as pool:
         space = pool.namespace(opaque(block_bytes=16))
         keys = colliding_keys(30)
         stored, absent = keys[::2], keys[1::2]

@@ -12,7 +12,17 @@ import numpy as np
 import pytest
 
 import kvpool
-from kvpool import BadArgument, BadType, NoResource, PoolClosed, Put, Reason, Tier, TierRefused
+from kvpool import (
+    BadArgument,
+    BadType,
+    Miss,
+    NoResource,
+    PoolClosed,
+    Put,
+    Reason,
+    Tier,
+    TierRefused,
+)
 from tests.pools import (
     BLOCK_BYTES,
     ROOT,
@@ -284,7 +294,7 @@ def test_a_lookup_of_a_chain_says_the_tier_of_each_block(tmp_path: Path) -> None
         chain = keys(range(32))
         space.put(chain, payloads(chain))
         assert pool.flush()
-        assert space.lookup(chain) == (32, bytes([Tier.DRAM] * 32))
+        assert space.lookup(chain) == (32, bytes([Tier.DRAM] * 32), Miss.NONE)
         put_all(pool, range(1000, 1000 + BLOCKS_IN_DRAM + 16))
         hit = space.lookup([*chain, *keys([99])])
         assert hit.blocks == 32

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from kvpool import BadArgument, Hit, ManualClock, Put, PutResult, Reason, Tier
+from kvpool import BadArgument, Hit, ManualClock, Miss, Put, PutResult, Reason, Tier
 from kvpool.types import Reason as ReasonOfTypes
 
 STORED, PRESENT = 0, 1
@@ -79,10 +79,17 @@ def test_a_hit_is_true_when_there_is_something() -> None:
     assert hit
     assert not Hit(0, bytes(2))
     assert [Tier(tier) for tier in hit.tiers] == [Tier.DRAM, Tier.ABSENT]
-    blocks, tiers = hit
-    assert (blocks, tiers) == (hit.blocks, hit.tiers)
+    blocks, tiers, miss = hit
+    assert (blocks, tiers, miss) == (hit.blocks, hit.tiers, hit.miss)
     with pytest.raises(AttributeError):
         hit.blocks = 2  # type: ignore[misc]
+
+
+def test_a_hit_says_why_each_block_is_missing() -> None:
+    hit = Hit(1, bytes(4), Miss.ABSENT)
+    assert hit.misses == [Miss.NONE, Miss.ABSENT, Miss.BEHIND, Miss.BEHIND]
+    assert Hit(2, bytes(2)).misses == [Miss.NONE] * 2
+    assert Hit(0, b"").misses == []
 
 
 def test_the_public_names_are_the_ones_of_the_modules() -> None:
