@@ -25,12 +25,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from kvpool import wire, wire_node
+from kvpool import _core, wire, wire_node
 from kvpool.address import host_and_port
 from kvpool.errors import KvpoolError
 from kvpool.manifest import BLOCK_BYTES_MAX
 from kvpool.serve_clients import Client, Clients, Peer, answers_of, serve_control
-from kvpool.serve_control import SLOW, Node, Requests, Server
+from kvpool.serve_control import SLOW, Requests, Server
 from kvpool.serve_handshakes import Handshakes
 from kvpool.serve_listen import Acceptor, Listeners
 from kvpool.serve_log import EventLog
@@ -49,7 +49,7 @@ class Daemon:
     def __init__(
         self,
         plan: Plan,
-        node: Node,
+        node: _core.Node,
         server: Server,
         listeners: Listeners,
         log: EventLog,

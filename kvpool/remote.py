@@ -17,7 +17,7 @@ import sys
 import time
 import weakref
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from kvpool import _core
 from kvpool.address import (
@@ -29,10 +29,11 @@ from kvpool.address import (
     own_temporary_folder,
     parse_address,
 )
-from kvpool.config import check_count, check_number, check_type
+from kvpool.config import check_count, check_number, check_type, parse_size
 from kvpool.errors import BadArgument, ForkedProcess, PoolClosed, Refused, Unreachable
 from kvpool.manifest import Manifest
-from kvpool.pool import TIMEOUT_S_MAX, Pool
+from kvpool.namespace import TIMEOUT_S_MAX, _one_key
+from kvpool.pool import Pool
 from kvpool.remote_link import Caller, Link, dial
 from kvpool.remote_session import BACKOFF_S_MAX, BACKOFF_S_MIN, Channel, Session
 from kvpool.wire import NAME_BYTES_MAX, TOKEN_BYTES_MAX, Map
@@ -73,7 +74,7 @@ def connect(
     channel: Channel = _core.Remote.create(timeout_s)  # type: ignore[attr-defined]
     session = Session(channel, found, caller, timeout_s)
     session.begin(link)
-    return Pool(cast(Any, RemoteBackend(session)))
+    return Pool(RemoteBackend(session))
 
 
 def find(addresses: list[Address], caller: Caller, deadline: float) -> tuple[Address, Link]:
@@ -124,23 +125,29 @@ class RemoteBackend:
 
     def resize(
         self,
-        dram: int | None,
+        dram: str | int | None,
         max_blocks: int | None,
-        ssd_capacity: int | None,
-        timeout_s: float,
+        ssd_capacity: str | int | None,
+        timeout: float,
     ) -> int:
         """Of the node, for all its clients; it waits 10 s at most. Raises as Pool.resize()."""
-        asked = {"dram": dram, "max_blocks": max_blocks, "ssd_capacity": ssd_capacity}
-        answer = self._ask("resize", timeout_s + _WORK_S, **asked, timeout=timeout_s)
+        timeout_s = check_number("timeout", timeout, 0, TIMEOUT_S_MAX)
+        answer = self._ask(
+            "resize",
+            timeout_s + _WORK_S,
+            dram=None if dram is None else parse_size(dram),
+            max_blocks=max_blocks,
+            ssd_capacity=None if ssd_capacity is None else parse_size(ssd_capacity),
+            timeout=timeout_s,
+        )
         return int(answer["bytes"])
 
-    def flush(self, timeout_s: float) -> bool:
-        return self._ask_until("flush", timeout_s)
-
-    def settle(self, timeout_s: float) -> bool:
-        return self._ask_until("settle", timeout_s)
+    def flush(self, timeout: float) -> bool:
+        """See Pool.flush()."""
+        return self._ask_until("flush", timeout)
 
     def trim(self) -> None:
+        """See Pool.trim()."""
         self._ask("trim", _WORK_S)
 
     def stats(self) -> dict[str, Any]:
@@ -155,12 +162,14 @@ class RemoteBackend:
         return {**answer["node"], "server": answer["server"], "client": self._session.facts()}
 
     def drop(self, space: Any) -> int:
+        """See Namespace.drop()."""
         return int(self._ask("drop", _WORK_S, number=space.number)["blocks"])
 
     def temperature(self, space: Any, key: bytes) -> float | None:
         """None without a node, as for a block that it does not have."""
+        packed = _one_key("key", key)
         try:
-            answer = self._ask("temperature", number=space.number, key=bytes(key))
+            answer = self._ask("temperature", number=space.number, key=packed)
         except Unreachable:
             return None
         found = answer["temperature"]

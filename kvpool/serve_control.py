@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from kvpool import config
+from kvpool import _core, config
 from kvpool.errors import (
     BadArgument,
     KvpoolError,
@@ -38,21 +38,6 @@ _SIZE_MAX = 1 << 62
 SLOW = frozenset({"drop", "resize", "trim", "flush", "settle"})
 
 
-class Node(Protocol):
-    """What is used of the core's Node."""
-
-    def open_namespace(self, id: bytes, block_bytes: int) -> int: ...
-    def drop_number(self, number: int) -> int: ...
-    def temperature_number(self, number: int, key: bytes) -> float | None: ...
-    def stats(self) -> dict[str, Any]: ...
-    def resize(self, dram: int | None, max_blocks: int | None, timeout_s: float) -> int: ...
-    def resize_ssd(self, capacity: int, timeout_s: float) -> int: ...
-    def trim(self) -> None: ...
-    def flush(self, timeout_s: float) -> bool: ...
-    def settle(self, timeout_s: float) -> bool: ...
-    def close(self, flush_timeout_s: float) -> None: ...
-
-
 class Server(Protocol):
     """What is used of the core's Server."""
 
@@ -69,7 +54,7 @@ class Server(Protocol):
 class Requests:
     """The operations on a node, by name; and which manifest each name of a namespace stands for."""
 
-    def __init__(self, node: Node, server: Server, log: EventLog) -> None:
+    def __init__(self, node: _core.Node, server: Server, log: EventLog) -> None:
         self._node = node
         self._server = server
         self._log = log
@@ -120,17 +105,17 @@ class Requests:
             known = self._named.get(manifest.name) if manifest.name else None
             if known is not None and known != manifest:
                 raise ManifestMismatch(manifest.name, known.differing(manifest))
-            number = self._node.open_namespace(manifest.namespace_id, manifest.block_bytes)
+            opened = self._node.open_space(manifest.namespace_id, manifest.block_bytes)
             if manifest.name:
                 self._named[manifest.name] = manifest
-        return {"number": number, "block_bytes": manifest.block_bytes}
+        return {"number": _core.Space(opened).number, "block_bytes": manifest.block_bytes}
 
     def _drop(self, request: Map) -> Map:
-        return {"blocks": self._node.drop_number(_count(request, "number", _NUMBER_MAX))}
+        return {"blocks": self._node.drop(_count(request, "number", _NUMBER_MAX))}
 
     def _temperature(self, request: Map) -> Map:
         number, key = _count(request, "number", _NUMBER_MAX), _bytes(request, "key", KEY_BYTES)
-        return {"temperature": self._node.temperature_number(number, key)}
+        return {"temperature": self._node.temperature(number, key)}
 
     def _stats(self, request: Map) -> Map:
         return {"node": self._node.stats(), "server": self._server.stats()}

@@ -19,11 +19,11 @@ from typing import Any, TypeVar
 from kvpool import config
 from kvpool.address import check_socket_path, default_socket, parse_host_and_port
 from kvpool.errors import BadArgument
-from kvpool.pool import BLOCKS_MAX, DRAM_BYTES_MAX, DRAM_BYTES_MIN, POLICIES, PREFAULTS
-from kvpool.serve_config import PoolOptions, ServerOptions, Settings, SsdOptions
+from kvpool.local import memory_options
+from kvpool.serve_config import PoolOptions, ServerOptions, Settings, SsdOptions, options
 from kvpool.wire import TOKEN_BYTES_MAX
 
-ARENAS = ("elastic", "sealed")
+SIZES = (("pool", "dram"), ("pool", "dram_max"), ("ssd", "capacity"), ("ssd", "free_floor"))
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 CLIENTS_MAX = 16_384
@@ -81,6 +81,12 @@ class _Checked:
 
     def __init__(self, settings: Settings) -> None:
         self.label = settings.label
+        self._labels = {each.name: settings.label(each.table, each.key) for each in options()}
+
+    def labelled(self, text: str) -> str:
+        """A message that begins with the name of an option, beginning as its user wrote it."""
+        name, _, rest = text.partition(" ")
+        return f"{self._labels[name]} {rest}" if name in self._labels else text
 
     def size(self, table: str, key: str, value: str | int, least: int, most: int) -> int:
         label = self.label(table, key)
@@ -101,44 +107,36 @@ class _Checked:
 
 
 def _node(checked: _Checked, pool: PoolOptions, ssd: SsdOptions) -> dict[str, Any]:
-    checked.choice("pool", "policy", pool.policy, POLICIES)
-    checked.choice("pool", "prefault", pool.prefault, PREFAULTS)
-    checked.choice("pool", "arena", pool.arena, ARENAS)
-    dram = checked.size("pool", "dram", pool.dram, DRAM_BYTES_MIN, DRAM_BYTES_MAX)
-    dram_max = min(4 * dram, DRAM_BYTES_MAX)
-    if pool.dram_max is not None:
-        dram_max = checked.size("pool", "dram_max", pool.dram_max, dram, DRAM_BYTES_MAX)
-    node: dict[str, Any] = {
-        "dram": dram,
-        "dram_max": dram_max,
-        "max_blocks": checked.count("pool", "max_blocks", pool.max_blocks or 0, 0, BLOCKS_MAX),
-        "policy": pool.policy,
-        "tau_s": 0.0,
-        "prefault": pool.prefault,
-        "evict_ahead": checked.number("pool", "evict_ahead", pool.evict_ahead, 0, 0.5),
-        "huge_pages": pool.huge_pages,
-        "salt": secrets.randbits(64),
-        "clock": None,
-        **_ssd(ssd),
-    }
-    if pool.tau_s is not None:
-        node["tau_s"] = checked.number("pool", "tau_s", pool.tau_s, 0.001, 1e9)
-    if pool.arena != ARENAS[0]:
-        node["arena"] = pool.arena
-    return node
-
-
-def _ssd(ssd: SsdOptions) -> dict[str, Any]:
-    return config.ssd_options(
-        ssd.path,
-        ssd_capacity=ssd.capacity,
-        durability=ssd.durability,
-        ssd_admit=ssd.admit,
-        ssd_free_floor=ssd.free_floor,
-        ssd_io_threads=ssd.io_threads,
-        ssd_direct=ssd.direct,
-        ssd_timeout=ssd.timeout,
-    )
+    """By the checks of kvpool.open(), whose errors begin with the option's name."""
+    for table, key in SIZES:
+        value = getattr(pool if table == "pool" else ssd, key)
+        if value is not None:
+            checked.size(table, key, value, 0, config.SIZE_BYTES_MAX)
+    try:
+        memory = memory_options(
+            pool.dram,
+            dram_max=pool.dram_max,
+            policy=pool.policy,
+            tau_s=pool.tau_s,
+            max_blocks=pool.max_blocks,
+            prefault=pool.prefault,
+            evict_ahead=pool.evict_ahead,
+            huge_pages=pool.huge_pages,
+            arena=pool.arena,
+        )
+        tier = config.ssd_options(
+            ssd.path,
+            ssd_capacity=ssd.capacity,
+            durability=ssd.durability,
+            ssd_admit=ssd.admit,
+            ssd_free_floor=ssd.free_floor,
+            ssd_io_threads=ssd.io_threads,
+            ssd_direct=ssd.direct,
+            ssd_timeout=ssd.timeout,
+        )
+    except BadArgument as error:
+        raise BadArgument(checked.labelled(str(error))) from None
+    return {**memory, **tier, "salt": secrets.randbits(64), "clock": None}
 
 
 def _server(checked: _Checked, server: ServerOptions, dram: int) -> dict[str, Any]:

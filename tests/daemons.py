@@ -1,7 +1,7 @@
-"""A daemon in a thread of the test's process, over a node and a server that only keep books.
+"""A daemon in a thread of the test's process, over a server that only keeps books.
 
-What the core does with a connection is tested with the core; here it is enough to know which
-descriptors it was given and which clients it was told to drop.
+What the core's server does with a connection is tested with the core, and the whole by real
+processes; here it is enough to know which descriptors it was given and which clients to drop.
 """
 
 import asyncio
@@ -10,13 +10,13 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kvpool import wire, wire_client
+from kvpool import _core, wire, wire_client
 from kvpool.daemon import Daemon
-from kvpool.errors import BadArgument, NoResource
+from kvpool.errors import NoResource
 from kvpool.serve_config import load
 from kvpool.serve_listen import Listeners
 from kvpool.serve_log import open_log
@@ -26,57 +26,15 @@ WAIT_S = 10.0
 LANES = 4
 
 
-class BookNode:
-    """Namespaces by number; waits that end when `done` is set."""
+class WatchedNode:
+    """A node, of which a test can make one method do something else."""
 
-    def __init__(self) -> None:
-        self.spaces: dict[bytes, int] = {}
-        self.dropped: list[int] = []
-        self.resized: list[tuple[Any, ...]] = []
-        self.done = threading.Event()
-        self.done.set()
-        self.closed_with: float | None = None
-        self.fails: dict[str, Exception] = {}
+    def __init__(self, node: _core.Node) -> None:
+        self._node = node
+        self.instead: dict[str, Callable[..., Any]] = {}
 
-    def open_namespace(self, id: bytes, block_bytes: int) -> int:
-        self._may_fail("open_namespace")
-        return self.spaces.setdefault(id, len(self.spaces))
-
-    def drop_number(self, number: int) -> int:
-        if number not in self.spaces.values():
-            raise BadArgument(f"number is {number}; there is no such namespace")
-        self.dropped.append(number)
-        return 7
-
-    def temperature_number(self, number: int, key: bytes) -> float | None:
-        return float(key[0]) if key[0] else None
-
-    def stats(self) -> dict[str, Any]:
-        self._may_fail("stats")
-        return {"blocks": 3, "tau_s": 1.5, "ssd_direct": False, "ssd_buffered_reason": ""}
-
-    def resize(self, dram: int | None, max_blocks: int | None, timeout_s: float) -> int:
-        self.resized.append((dram, max_blocks, timeout_s))
-        return dram or 1
-
-    def resize_ssd(self, capacity: int, timeout_s: float) -> int:
-        raise BadArgument("this pool has no SSD tier to resize")
-
-    def trim(self) -> None:
-        self._may_fail("trim")
-
-    def flush(self, timeout_s: float) -> bool:
-        return self.done.wait(timeout_s)
-
-    def settle(self, timeout_s: float) -> bool:
-        return self.done.wait(timeout_s)
-
-    def close(self, flush_timeout_s: float) -> None:
-        self.closed_with = flush_timeout_s
-
-    def _may_fail(self, name: str) -> None:
-        if name in self.fails:
-            raise self.fails[name]
+    def __getattr__(self, name: str) -> Any:
+        return self.instead.get(name) or getattr(self._node, name)
 
 
 class BookServer:
@@ -134,7 +92,7 @@ class Running:
 
     def __init__(self, planned: Plan) -> None:
         self.plan = planned
-        self.node = BookNode()
+        self.node = WatchedNode(_core.Node.open(**{**planned.node, "prefault": "off"}))
         self.server = BookServer()
         self.listeners = Listeners(planned)
         self.error: BaseException | None = None
@@ -170,7 +128,8 @@ class Running:
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         log = open_log(self.plan.log_format, self.plan.log_level)
-        daemon = Daemon(self.plan, self.node, self.server, self.listeners, log, "9.9.9")
+        node: Any = self.node
+        daemon = Daemon(self.plan, node, self.server, self.listeners, log, "9.9.9")
         await daemon.run(self._stop, self._ready.set)
 
 
@@ -182,7 +141,7 @@ def serving(folder: Path, **flags: Any) -> Iterator[Running]:
         yield daemon
     finally:
         daemon.stop()
-    assert daemon.node.closed_with is not None
+    assert daemon.node.is_closed
     assert daemon.server.is_drained
     assert daemon.server.is_closed
 
