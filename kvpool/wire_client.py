@@ -9,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvpool import wire
+
+_INT = struct.Struct("i")
 
 
 def ask(sock: socket.socket, hello: Mapping[str, Any], deadline: float) -> wire.Map:
@@ -94,9 +97,13 @@ def _receive_head(
     if not descriptors_max:
         return _receive_until(sock, wire.HEAD_BYTES, deadline)
     sock.settimeout(_left(deadline))
-    flags = socket.MSG_CMSG_CLOEXEC
-    head, got, got_flags, _ = socket.recv_fds(sock, wire.HEAD_BYTES, descriptors_max, flags)
-    fds.extend(got)
+    room = socket.CMSG_LEN(descriptors_max * _INT.size)
+    # Not recv_fds(): that drops its flags, and the descriptors would be inherited.
+    head, ancillary, got_flags, _ = sock.recvmsg(wire.HEAD_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            whole = content[: len(content) // _INT.size * _INT.size]
+            fds.extend(fd for (fd,) in _INT.iter_unpack(whole))
     if not head:
         raise wire.WireError("the node closed the connection")
     if got_flags & socket.MSG_CTRUNC:
