@@ -19,13 +19,16 @@ from kvpool.errors import (
     ManifestMismatch,
     NoResource,
     PoolClosed,
+    Refused,
     TierBuffered,
     TierRefused,
+    Unreachable,
 )
 from kvpool.local import open
 from kvpool.manifest import Manifest
 from kvpool.namespace import Namespace, Slot, View
 from kvpool.pool import Pool
+from kvpool.remote import connect
 from kvpool.types import Hit, Keys, Miss, Put, PutResult, Reason, Tier
 
 __version__ = "0.2.0"
@@ -49,12 +52,15 @@ __all__ = [
     "Put",
     "PutResult",
     "Reason",
+    "Refused",
     "Region",
     "Slot",
     "Tier",
     "TierBuffered",
     "TierRefused",
+    "Unreachable",
     "View",
+    "connect",
     "open",
     "parse_size",
 ]

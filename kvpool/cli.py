@@ -17,7 +17,7 @@ import typer
 from rich.console import Console, RenderableType
 
 import kvpool
-from kvpool import ssd_cli
+from kvpool import serve_cli, ssd_cli
 from kvpool.replay import arguments
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(ssd_cli.app, name="ssd")
+app.command("serve")(serve_cli.command())
 
 Seed = Annotated[int, typer.Option(min=0, help="The same seed gives the same workload.")]
 

@@ -7,7 +7,9 @@ KvpoolError
 |- PoolClosed                   the pool was closed
 |  `- ForkedProcess             the pool belongs to the parent of this process
 |- NoResource (OSError)         the machine refused memory, room on a disk, or a descriptor
-`- TierRefused (OSError)        an SSD directory is in use, foreign, damaged or of another version
+|- TierRefused (OSError)        an SSD directory is in use, foreign, damaged or of another version
+`- Unreachable (OSError)        no node answers at that address, or not in time
+   `- Refused                   a node answered, and said no: its message says why
 
 And what it warns of:
 
@@ -57,6 +59,21 @@ class NoResource(KvpoolError, OSError):
 
 class TierRefused(KvpoolError, OSError):
     """An SSD directory cannot be used as it is: the message says why and what to do."""
+
+
+class Unreachable(KvpoolError, OSError):
+    """No node answered at that address in time. A call may be made again later."""
+
+
+class Refused(Unreachable):
+    """A node answered and said no: a wrong token, another version of the protocol, no place left.
+
+    `code` names the reason for programs: token, version, full, shm, ... (docs/protocol.md).
+    """
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class TierBuffered(RuntimeWarning):

@@ -66,7 +66,6 @@ def open(
     arena: `elastic` gives memory back when it shrinks; `sealed` has one size (dram_max = dram) that
     no other process can map for writing, not even one of the same user.
     clock: a ManualClock, for replay and tests.
-
     ssd: directory of an SSD tier, made if it is not there; what an earlier pool left in it is
     found again. One pool at a time. ssd_capacity: bytes of all its files together, allocated at
     once; needed the first time, later by default as it was. durability: `async` (the default: put
@@ -90,8 +89,7 @@ def open(
         huge_pages=huge_pages,
         arena=arena,
     )
-    if clock is not None:
-        check_type("clock", clock, _core.ManualClock)
+    _check_clock(clock)
     tier = ssd_options(
         ssd,
         ssd_capacity=ssd_capacity,
@@ -109,14 +107,14 @@ def open(
 def memory_options(
     dram: Any,
     *,
-    dram_max: Any,
-    policy: Any,
-    tau_s: Any,
-    max_blocks: Any,
-    prefault: Any,
-    evict_ahead: Any,
-    huge_pages: Any,
-    arena: Any,
+    dram_max: Any = None,
+    policy: Any = "temperature",
+    tau_s: Any = None,
+    max_blocks: Any = None,
+    prefault: Any = "ahead",
+    evict_ahead: Any = 1 / 128,
+    huge_pages: Any = True,
+    arena: Any = "elastic",
 ) -> dict[str, Any]:
     """The options of DRAM and policy as the core takes them, from those of open().
 
@@ -208,6 +206,11 @@ class LocalBackend:
     def is_forked(self) -> bool:
         """In a forked child of the process that opened it."""
         return self.node.is_forked
+
+
+def _check_clock(clock: object) -> None:
+    if clock is not None:
+        check_type("clock", clock, _core.ManualClock)
 
 
 def _size(name: str, value: str | int) -> int:

@@ -32,13 +32,14 @@ class ClientHazards {
       if (mine == 0) continue;
       // Acquire: whoever had the word before has cleared it.
       for (mine &= ~bits.fetch_or(mine, std::memory_order_acquire); mine != 0; mine &= mine - 1)
-        words[got++] = static_cast<Word>(group * 64 + static_cast<unsigned>(std::countr_zero(mine)));
+        words[got++] =
+            static_cast<Word>(group * 64 + static_cast<unsigned>(std::countr_zero(mine)));
     }
     return got;
   }
-  // Before settle(), and anything is read.
-  void name(Word word, std::uint64_t generation) {
-    shared_.word[word].store(generation, std::memory_order_relaxed);
+  // The slot at that offset of the arena; before settle(), and anything is read.
+  void name(Word word, std::uint64_t offset) {
+    shared_.word[word].store(Hazards::word_of(offset), std::memory_order_relaxed);
   }
   // Between the naming and the look whether the block is still there: the node stores and looks the
   // other way round.

@@ -23,8 +23,8 @@ std::uint64_t node_time_us(Deadline deadline) {
   const auto left = deadline - std::chrono::steady_clock::now();
   const auto ahead = std::min<std::chrono::nanoseconds>(left / 8, kHeadStart);
   const auto given = std::chrono::duration_cast<std::chrono::microseconds>(left - ahead).count();
-  return static_cast<std::uint64_t>(std::clamp<std::int64_t>(
-      given, 0, std::int64_t{kDeadlineMaxMs} * 1000));
+  return static_cast<std::uint64_t>(
+      std::clamp<std::int64_t>(given, 0, std::int64_t{kDeadlineMaxMs} * 1000));
 }
 
 }  // namespace
@@ -60,7 +60,8 @@ void LaneCall::ask(const Ask& ask) {
   set(shared_.window_bytes, key_bytes + ask.ring_bytes);
   set(shared_.staged, 0);
   shared_.asked.store(++lane_.number, std::memory_order_release);
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // the node: node_polls = 0 -> fence -> asked
+  std::atomic_thread_fence(
+      std::memory_order_seq_cst);  // the node: node_polls = 0 -> fence -> asked
   if (shared_.node_polls.load(std::memory_order_relaxed) != 0) return;
   const std::uint64_t once = 1;
   // Full: then it is ringing.

@@ -84,8 +84,8 @@ bool LaneSink::send(std::size_t index, const std::byte* payload, const Whole& is
   const std::uint64_t start = index * stride_;
   for (std::uint64_t done = 0; done < block_bytes_;) {
     const std::uint64_t at = start + done;
-    const std::uint64_t piece = std::min(
-        {kSendPieceBytes, block_bytes_ - done, left_in_ring(at), half_of_ring(request_.ring_bytes)});
+    const std::uint64_t piece = std::min({kSendPieceBytes, block_bytes_ - done, left_in_ring(at),
+                                          half_of_ring(request_.ring_bytes)});
     const std::uint64_t end = at + piece;
     // The client's counter is of what it has copied out.
     if (end > request_.ring_bytes && !wait_for_client(end - request_.ring_bytes, ours_)) {

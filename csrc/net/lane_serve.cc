@@ -52,14 +52,16 @@ bool LaneServe::carry_out() {
 // Every word is loaded once. What follows uses the copy alone.
 bool LaneServe::read(LaneRequest& request, Hash128* keys) {
   request.number = lane_.asked.load(std::memory_order_acquire);
-  if (request.number != answered_ + 1) return garbage("a lane's requests are not numbered in order");
+  if (request.number != answered_ + 1)
+    return garbage("a lane's requests are not numbered in order");
   const std::uint64_t op = lane_.op.load(std::memory_order_relaxed);
   const std::uint64_t count = lane_.count.load(std::memory_order_relaxed);
   const std::uint64_t space = lane_.space.load(std::memory_order_relaxed);
   const std::uint64_t deadline_us = lane_.deadline_us.load(std::memory_order_relaxed);
   const bool has_parent = lane_.has_parent.load(std::memory_order_relaxed) != 0;
   request.skip = lane_.skip.load(std::memory_order_relaxed);
-  if (op != static_cast<std::uint64_t>(LaneOp::put) && op != static_cast<std::uint64_t>(LaneOp::get))
+  if (op != static_cast<std::uint64_t>(LaneOp::put) &&
+      op != static_cast<std::uint64_t>(LaneOp::get))
     return garbage("a lane has no such operation");
   if (count == 0 || count > kKeysPerLane) return garbage("a lane's request has no such count");
   if (request.skip > count) return garbage("a lane's request skips more blocks than it names");

@@ -23,8 +23,8 @@ Lane* lay_out(const SharedMemory& control, std::uint32_t lanes, std::uint64_t st
   // All zeros are a page without pins and lanes without requests: nothing else is constructed, so
   // that nothing but what is meant is ever stored there.
   auto* header = reinterpret_cast<ControlHeader*>(control.base());
-  *header = {kControlMagic, kControlVersion, lanes, staging_bytes, kPageOffset, kLanesOffset,
-             kLaneBytes};
+  *header = {kControlMagic, kControlVersion, lanes,     staging_bytes,
+             kPageOffset,   kLanesOffset,    kLaneBytes};
   return reinterpret_cast<Lane*>(control.base() + kLanesOffset);
 }
 
@@ -66,9 +66,8 @@ class ShmAttachment::End final : public Source {
   int descriptor() const override { return owner_->socket_.get(); }
   Outcome on_ready(std::uint32_t events) override {
     std::byte unwanted[64];
-    const ssize_t got = (events & EPOLLIN) != 0
-                            ? recv(descriptor(), unwanted, sizeof unwanted, MSG_DONTWAIT)
-                            : 0;
+    const ssize_t got =
+        (events & EPOLLIN) != 0 ? recv(descriptor(), unwanted, sizeof unwanted, MSG_DONTWAIT) : 0;
     if (got > 0) owner_->books_.note_garbage("an shm client sent something on its socket");
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return Outcome::again;
     owner_->end();

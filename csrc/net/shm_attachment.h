@@ -39,7 +39,7 @@ class ShmAttachment : public std::enable_shared_from_this<ShmAttachment> {
                 ServerBooks& books);
   Result<void> make(const ServerOptions& options);
   Result<void> describe(const ServerOptions& options, ShmOffer& offer) const;
-  void end();  // no lane works any more
+  void end();     // no lane works any more
   void let_go();  // what the client pinned
 
   const std::shared_ptr<Node> node_;

@@ -63,7 +63,8 @@ struct Window {
     const StagingRun& run = lane.used ? lane.used : lane.window;
     offset = run.offset();
     ring_bytes = (run.bytes() - key_bytes) / kLaneAlign * kLaneAlign;
-    if (ring_bytes >= stride) ring_bytes = std::min<std::uint64_t>(keys, ring_bytes / stride) * stride;
+    if (ring_bytes >= stride)
+      ring_bytes = std::min<std::uint64_t>(keys, ring_bytes / stride) * stride;
   }
 };
 
@@ -77,9 +78,8 @@ bool deliver_streamed(LaneCall& call, std::uint64_t block_bytes, std::size_t ind
   std::byte* const to = place == nullptr ? own.data() : place;
   for (std::uint64_t done = 0; done < block_bytes;) {
     const std::uint64_t at = start + done;
-    const std::uint64_t piece =
-        std::min({std::uint64_t{256} << 10, block_bytes - done, call.left_in_ring(at),
-                  call.half_ring()});
+    const std::uint64_t piece = std::min(
+        {std::uint64_t{256} << 10, block_bytes - done, call.left_in_ring(at), call.half_ring()});
     if (!call.wait_for_payload(at + piece, stride)) return false;
     racy_copy(to + done, call.ring(at), piece);
     done += piece;
@@ -93,8 +93,7 @@ bool deliver_streamed(LaneCall& call, std::uint64_t block_bytes, std::size_t ind
 bool deliver(LaneCall& call, std::uint64_t block_bytes, std::size_t index, std::size_t in_call,
              BlockSink& sink) {
   const std::uint64_t stride = block_stride(block_bytes);
-  if (call.ring_bytes() < stride)
-    return deliver_streamed(call, block_bytes, index, in_call, sink);
+  if (call.ring_bytes() < stride) return deliver_streamed(call, block_bytes, index, in_call, sink);
   if (!call.wait_for_payload((index + 1) * stride, stride)) return false;
   if (!sink.deliver_whole(in_call, {call.ring(index * stride), block_bytes})) return false;
   call.show((index + 1) * stride);

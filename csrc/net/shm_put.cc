@@ -36,8 +36,8 @@ class Payload {
       }
       for (std::uint64_t done = 0; done < block_bytes_;) {
         const std::uint64_t at = start + done;
-        const std::uint64_t piece = std::min(
-            {kPieceBytes, block_bytes_ - done, call_.left_in_ring(at), call_.half_ring()});
+        const std::uint64_t piece =
+            std::min({kPieceBytes, block_bytes_ - done, call_.left_in_ring(at), call_.half_ring()});
         if (!call_.wait_for_room(at + piece)) return false;
         racy_copy(call_.ring(at), from + done, piece);
         done += piece;
@@ -76,8 +76,7 @@ PutStatus status_of(Refusal refusal) {
 // One status per key, once the payload is on its way.
 void read_statuses(LaneCall& call, std::span<PutStatus> statuses) {
   if (!call.wait_for_answer()) {
-    std::ranges::fill(statuses,
-                      call.is_broken() ? PutStatus::disconnected : PutStatus::timed_out);
+    std::ranges::fill(statuses, call.is_broken() ? PutStatus::disconnected : PutStatus::timed_out);
     return;
   }
   if (call.refusal() != Refusal::none) {
@@ -95,7 +94,8 @@ bool is_there(PutStatus status) {
 ClientLane* lane_for(const ShmUse& use, std::span<PutStatus> statuses) {
   ClientLane* const lane = use.client->take_lane(use.deadline);
   if (lane == nullptr)
-    std::ranges::fill(statuses, use.client->look() ? PutStatus::disconnected : PutStatus::timed_out);
+    std::ranges::fill(statuses,
+                      use.client->look() ? PutStatus::disconnected : PutStatus::timed_out);
   return lane;
 }
 
@@ -221,8 +221,7 @@ void ShmChannel::put_staged(const PutCall& call, StagedBlocks& blocks, PutStatus
     if (request.is_answered()) blocks.run_ = std::move(lane->used);
   }
   const auto missing = std::ranges::find_if_not(all, is_there);
-  if (missing != all.end())
-    std::fill(missing + 1, all.end(), PutStatus::chain_broken);
+  if (missing != all.end()) std::fill(missing + 1, all.end(), PutStatus::chain_broken);
 }
 
 namespace {

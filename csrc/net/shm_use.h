@@ -36,7 +36,7 @@ class HazardPin {
   // True: it stays as it was found.
   bool hold(const Found& found) {
     if (!has_word_) return false;
-    client_.hazards().name(word_, found.generation);
+    client_.hazards().name(word_, found.offset);
     ClientHazards::settle();
     return client_.reader().still_there(found);
   }

@@ -63,7 +63,7 @@ std::size_t ShmPins::add(const ShmUse& use, std::span<const Hash128> keys, Miss&
   const std::size_t claimed = client_->hazards().claim(may, words);
   if (claimed < there) why = Miss::pin_limit;
 
-  for (std::size_t i = 0; i < claimed; ++i) client_->hazards().name(words[i], leading[i].generation);
+  for (std::size_t i = 0; i < claimed; ++i) client_->hazards().name(words[i], leading[i].offset);
   if (claimed > 0) ClientHazards::settle();
   std::size_t held = 0;
   while (held < claimed && use.reader().still_there(leading[held])) ++held;

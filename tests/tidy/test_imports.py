@@ -20,12 +20,21 @@ FOLDERS = ["base", "block", "memory", "policy", "tier", "node", "net", "cluster"
 PACKAGE = "(kvpool)"  # `from kvpool import Pool`: the facade itself, which loads all that it names
 RANKS = {
     0: ["errors", "types"],
-    1: ["_core", "manifest", "keys", "config"],
-    2: ["layers", "namespace", "pool", "local", "ssd"],
-    3: [PACKAGE],
-    4: ["replay", "bench", "observe"],
-    5: ["connectors"],
-    6: ["ssd_cli", "cli", "__main__"],
+    1: ["_core", "manifest", "keys", "config", "address"],
+    2: ["layers", "namespace", "pool", "local", "ssd", "wire", "wire_client", "wire_node"],
+    3: [PACKAGE, "remote_link", "remote_session", "remote", "serve_config", "serve_log"],
+    4: [
+        "serve_plan",
+        "serve_handshakes",
+        "replay",
+        "bench",
+        "observe",
+        "serve_control",
+        "serve_clients",
+        "serve_listen",
+    ],
+    5: ["connectors", "daemon"],
+    6: ["serve_cli", "ssd_cli", "cli", "__main__"],
 }
 RANK = {module: rank for rank, modules in RANKS.items() for module in modules}
 LIGHT = {"kvpool", "numpy", "msgpack", "xxhash"}

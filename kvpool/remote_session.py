@@ -1,0 +1,199 @@
+"""Staying connected to a node: what outlives a connection, and the thread that makes the next one.
+
+Promises:  1. a node that came back is found within BACKOFF_S_MAX, and every namespace with it;
+           2. a namespace that it refuses is lost alone: its blocks are misses, a warning says why;
+           3. the keeper keeps neither the pool nor the interpreter alive, and a forked child holds
+              none of its parent's connections open.
+Thread rule: every method from any thread; abandon() in a forked child only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from kvpool.address import Address
+from kvpool.errors import KvpoolError, PoolClosed, Unreachable
+from kvpool.manifest import Manifest
+from kvpool.remote_link import Caller, Link, dial
+from kvpool.wire import Map
+
+BACKOFF_S_MIN = 0.05
+BACKOFF_S_MAX = 2.0
+_WATCH_S = 1.0  # between two looks at what the channel does not see
+
+_log = logging.getLogger("kvpool")
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+class Channel(Protocol):
+    """What is used of the core's channel to a node elsewhere."""
+
+    @property
+    def is_broken(self) -> bool: ...
+    def attach(
+        self, streams: list[int], shm: tuple[int, list[int], Map] | None, spaces: dict[bytes, int]
+    ) -> None: ...
+    def wait_broken(self, timeout_s: float) -> bool: ...
+    def add_space(self, id: bytes, block_bytes: int, number: int) -> Any: ...
+    def stats(self) -> dict[str, Any]: ...
+    def close(self) -> None: ...
+
+
+class Session:
+    """What outlives the connections: the channel, the open namespaces, and the keeper."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        address: Address,
+        caller: Caller,
+        timeout_s: float,
+        *,
+        dice: Callable[[], float] = random.random,
+    ) -> None:
+        self.channel = channel
+        self.address = address
+        self.timeout_s = timeout_s
+        self.pid = os.getpid()
+        self.closed = threading.Event()
+        self.reconnects = 0
+        self.trouble = ""  # why there is no connection, or what was lost with the last one
+        self._caller = caller
+        self._dice = dice
+        self._lock = threading.Lock()  # guards _spaces, and _link while it changes
+        self._spaces: dict[bytes, tuple[Manifest, Any]] = {}
+        self._link: Link | None = None
+        self._keeper = threading.Thread(target=self._keep, name="kvpool-keeper", daemon=True)
+
+    def begin(self, link: Link) -> None:
+        """Uses the first connections and starts the keeper. Raises KvpoolError, closed then."""
+        try:
+            self._use(link)
+        except BaseException:
+            self.close()
+            raise
+        _sessions.add(self)
+        self._keeper.start()
+
+    def ask(self, op: str, wait_s: float | None = None, **fields: Any) -> Map:
+        """One request. Raises as Control.ask()."""
+        link = self._link
+        if link is None or link.control.is_broken:
+            why = f" ({self.trouble})" if self.trouble else ""
+            raise Unreachable(f"{self.address}: not connected{why}")
+        wait_s = self.timeout_s if wait_s is None else wait_s
+        return link.control.ask(op, time.monotonic() + wait_s, **fields)
+
+    def open_space(self, manifest: Manifest) -> Any:
+        """The core's space of a manifest; the same one for the same manifest."""
+        assert manifest.block_bytes is not None  # computed by the manifest
+        id = manifest.namespace_id
+        with self._lock:
+            known = self._spaces.get(id)
+            if known is not None:
+                return known[1]
+            answer = self.ask("open_namespace", manifest=manifest.pack())
+            space = self.channel.add_space(id, manifest.block_bytes, _number(answer))
+            self._spaces[id] = manifest, space
+            return space
+
+    def facts(self) -> dict[str, Any]:
+        """How this side stands."""
+        link = self._link
+        return {
+            "address": str(self.address),
+            "connected": not (self.channel.is_broken or link is None or link.control.is_broken),
+            "reconnects": self.reconnects,
+            "trouble": self.trouble,
+            **self.channel.stats(),
+        }
+
+    def close(self) -> None:
+        """Ends everything, waits for nothing. Idempotent."""
+        if self.pid != os.getpid():
+            return
+        self.closed.set()
+        self.channel.close()
+        link = self._link
+        if link is not None:
+            link.close()
+
+    def abandon(self) -> None:
+        """In a forked child, where other threads' locks may be held for ever."""
+        self.closed.set()
+        link = self._link
+        if link is not None:
+            link.control.abandon()
+
+    # --- the keeper ------------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        while not self.closed.is_set():
+            link = self._link
+            if self.channel.wait_broken(_WATCH_S) or link is None or link.control.is_broken:
+                self._connect_again()
+
+    def _connect_again(self) -> None:
+        pause_s = BACKOFF_S_MIN
+        while not self.closed.wait(pause_s * (0.5 + self._dice() / 2)):
+            try:
+                self._use(dial(self.address, self._caller, time.monotonic() + self.timeout_s))
+                self.reconnects += 1
+                return
+            except KvpoolError as error:
+                self.trouble = str(error)
+            except Exception as error:  # our bug; without a keeper the pool would be lost
+                self.trouble = repr(error)
+                _log.exception("kvpool: connecting to %s again failed", self.address)
+            pause_s = min(2 * pause_s, BACKOFF_S_MAX)
+
+    def _use(self, link: Link) -> None:
+        """Opens the namespaces by these connections and hands those to the channel."""
+        with self._lock, contextlib.ExitStack() as undo:
+            undo.callback(link.close)
+            trouble = link.why_no_shm
+            numbers: dict[bytes, int] = {}
+            for id, (manifest, _) in self._spaces.items():
+                deadline = time.monotonic() + self.timeout_s
+                try:
+                    answer = link.control.ask("open_namespace", deadline, manifest=manifest.pack())
+                except Unreachable:
+                    raise
+                except KvpoolError as error:  # of this one only: its blocks are misses
+                    trouble = f"namespace {manifest.name or id.hex()}: {error}"
+                    _log.warning("kvpool: %s: lost a %s", self.address, trouble)
+                else:
+                    numbers[id] = _number(answer)
+            if self.closed.is_set():
+                raise PoolClosed("the pool is closed")
+            self.channel.attach(*link.given(), numbers)
+            before, self._link = self._link, link
+            self.trouble = trouble
+            undo.pop_all()
+        if before is not None:
+            before.close()
+        if self.closed.is_set():  # close() may have looked at the link before
+            link.close()
+
+
+def _number(answer: Map) -> int:
+    number = answer.get("number")
+    if not isinstance(number, int):
+        raise Unreachable("the node's answer has no number of the namespace")
+    return number
+
+
+def _abandon_all() -> None:
+    for session in list(_sessions):
+        session.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)

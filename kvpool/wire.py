@@ -1,0 +1,208 @@
+"""What both sides say before a connection carries blocks, and on control connections.
+
+A hello and its answer are [b"kvpool", u16 version, u32 length, msgpack map]; a control message is
+[u32 length, msgpack map]; integers are little-endian (docs/protocol.md). Pure: wire_node moves the
+bytes for a node (asyncio), wire_client for a client (until a deadline).
+
+Promises:  1. bytes from the other side give a map within the bounds below, or a WireError that says
+              what is wrong with them; never another exception, never more memory than the bounds;
+           2. the twelve bytes of a head and the form of a refusal are the same in every version, so
+              two versions can tell each other which they speak.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgpack
+
+VERSION = 1  # the newest protocol that is spoken here
+VERSION_MIN = 1
+HELLO_BYTES_MAX = 64 << 10
+MESSAGE_BYTES_MAX = 1 << 20
+HEAD_BYTES = 12
+LENGTH_BYTES = 4
+HANDSHAKE_S = 5.0  # from the connection to the answer, for both sides
+CLIENT_ID_BYTES = 16
+NAME_BYTES_MAX = 256
+TOKEN_BYTES_MAX = 4096
+DESCRIPTORS_MAX = 32  # of one answer
+DEPTH_MAX = 8
+_ITEMS_MAX = 4096  # of one list or map
+
+_MAGIC = b"kvpool"
+_HEAD = struct.Struct("<6sHI")
+_LENGTH = struct.Struct("<I")
+
+Map = dict[str, Any]
+Kind = Literal["control", "stream", "shm"]
+KINDS: tuple[Kind, ...] = ("control", "stream", "shm")
+
+
+class WireError(Exception):
+    """The other side does not speak the protocol, or went away in the midst of a message."""
+
+
+class RefusedByPeer(Exception):
+    """A whole answer that says no. `code` is for programs, the message for people."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Who connects, and what for. `client` names a control connection that is already there."""
+
+    kind: Kind
+    client: bytes | None
+    name: str
+    pid: int
+    token: str | None
+
+
+def pack_hello(fields: Mapping[str, Any], version: int = VERSION) -> bytes:
+    """A hello, or the answer to one."""
+    body = _packed(fields)
+    assert len(body) <= HELLO_BYTES_MAX  # what this side says is bounded by what it checks
+    return _HEAD.pack(_MAGIC, version, len(body)) + body
+
+
+def pack_message(fields: Mapping[str, Any]) -> bytes:
+    """A request or an answer of a control connection. Raises WireError if it is too large."""
+    body = _packed(fields)
+    if len(body) > MESSAGE_BYTES_MAX:
+        raise WireError(f"a message of {len(body)} bytes; at most {MESSAGE_BYTES_MAX}")
+    return _LENGTH.pack(len(body)) + body
+
+
+def refusal(code: str, message: str) -> Map:
+    """The fields of an answer that says no; they are the same in every version."""
+    return {"ok": False, "error": code, "message": message, "versions": [VERSION_MIN, VERSION]}
+
+
+def read_head(head: bytes) -> tuple[int, int]:
+    """Version of the protocol and length of the map that follows."""
+    magic, version, length = _HEAD.unpack(head)
+    if magic != _MAGIC:
+        raise WireError(f"begins with {magic!r}; a hello of kvpool begins with {_MAGIC!r}")
+    if length > HELLO_BYTES_MAX:
+        raise WireError(f"a hello of {length} bytes; at most {HELLO_BYTES_MAX}")
+    return int(version), int(length)
+
+
+def read_length(head: bytes) -> int:
+    """Length of the control message that follows."""
+    (length,) = _LENGTH.unpack(head)
+    if length > MESSAGE_BYTES_MAX:
+        raise WireError(f"a message of {length} bytes; at most {MESSAGE_BYTES_MAX}")
+    return int(length)
+
+
+def read_map(body: bytes) -> Map:
+    """The map that the bytes hold: keys of text, no extension types, no key twice."""
+    try:
+        content = msgpack.unpackb(
+            body,
+            raw=False,
+            strict_map_key=True,
+            object_pairs_hook=_map_of,
+            max_array_len=_ITEMS_MAX,
+            max_map_len=_ITEMS_MAX,
+            max_ext_len=0,
+        )
+    except Exception as error:  # a dozen kinds, all of them "not msgpack as we speak it"
+        raise WireError(
+            f"not a msgpack map within bounds: {error or type(error).__name__}"
+        ) from None
+    if not isinstance(content, dict):
+        raise WireError(f"a message is a map, not {type(content).__name__}")
+    _check_depth(content)
+    return content
+
+
+def read_hello(version: int, body: bytes) -> Hello:
+    """A hello of this version; fields that are not known here are left alone."""
+    if not VERSION_MIN <= version <= VERSION:
+        raise RefusedByPeer("version", other_version(version))
+    fields = read_map(body)
+    kind = fields.get("kind")
+    if kind not in KINDS:
+        raise WireError(f"kind is {_shown(kind)}; it can be {', '.join(KINDS)}")
+    client = fields.get("client")
+    if kind == "control":
+        if client is not None:
+            raise WireError("a control connection gets its client id, it does not bring one")
+    elif not isinstance(client, bytes) or len(client) != CLIENT_ID_BYTES:
+        raise WireError(f"client is {_shown(client)}; it must be {CLIENT_ID_BYTES} bytes")
+    name = fields.get("name", "")
+    if not isinstance(name, str) or len(name.encode()) > NAME_BYTES_MAX:
+        raise WireError(
+            f"name is {_shown(name)}; it must be text of {NAME_BYTES_MAX} bytes at most"
+        )
+    pid = fields.get("pid", 0)
+    if not isinstance(pid, int) or isinstance(pid, bool) or not 0 <= pid < 1 << 32:
+        raise WireError(f"pid is {_shown(pid)}; it must be a number of 32 bits")
+    token = fields.get("token")
+    if token is not None and (not isinstance(token, str) or len(token.encode()) > TOKEN_BYTES_MAX):
+        raise WireError(f"token must be text of {TOKEN_BYTES_MAX} bytes at most")
+    return Hello(kind, client, name, pid, token)
+
+
+def read_answer(version: int, body: bytes) -> Map:
+    """The fields of an answer that says yes. Raises RefusedByPeer for one that says no."""
+    fields = read_map(body)
+    if fields.get("ok") is True:
+        if version != VERSION:
+            raise WireError(f"the node answers in protocol {version}; this client speaks {VERSION}")
+        return fields
+    code, message = fields.get("error"), fields.get("message")
+    if fields.get("ok") is not False or not isinstance(code, str) or not isinstance(message, str):
+        raise WireError("the answer says neither yes nor no")
+    raise RefusedByPeer(code, message)
+
+
+def other_version(version: int) -> str:
+    """What a node says to a client of a protocol that it does not speak."""
+    spoken = str(VERSION) if VERSION == VERSION_MIN else f"{VERSION_MIN}..{VERSION}"
+    older = "node" if version > VERSION else "client"
+    return (
+        f"the client speaks protocol {version}; this node speaks {spoken}: "
+        f"upgrade kvpool on the {older}'s side"
+    )
+
+
+def _packed(fields: Mapping[str, Any]) -> bytes:
+    return bytes(msgpack.packb(dict(fields), use_bin_type=True))
+
+
+def _map_of(pairs: list[tuple[Any, Any]]) -> Map:
+    """msgpack makes a dict of the pairs by itself, but would let the last of two equal keys win."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key is there twice")
+    if not all(isinstance(key, str) for key in found):
+        raise ValueError("a key is not text")
+    return found
+
+
+def _check_depth(content: Map) -> None:
+    level: list[Any] = [content]
+    for _ in range(DEPTH_MAX):
+        inside: list[Any] = []
+        for each in level:
+            inside.extend(each.values() if isinstance(each, dict) else each)
+        level = [each for each in inside if isinstance(each, dict | list)]
+        if not level:
+            return
+    raise WireError(f"maps and lists inside each other; at most {DEPTH_MAX} deep")
+
+
+def _shown(value: object) -> str:
+    """Short: what a stranger sends goes into an answer and a log line."""
+    text = repr(value)
+    return text if len(text) <= 64 else f"{type(value).__name__} of {len(text)} characters"

@@ -1,0 +1,190 @@
+"""A daemon in a thread of the test's process, over a server that only keeps books.
+
+What the core's server does with a connection is tested with the core, and the whole by real
+processes; here it is enough to know which descriptors it was given and which clients to drop.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from kvpool import _core, wire, wire_client
+from kvpool.daemon import Daemon
+from kvpool.errors import NoResource
+from kvpool.serve_config import load
+from kvpool.serve_listen import Listeners
+from kvpool.serve_log import open_log
+from kvpool.serve_plan import Plan, plan
+
+WAIT_S = 10.0
+LANES = 4
+
+
+class WatchedNode:
+    """A node, of which a test can make one method do something else."""
+
+    def __init__(self, node: _core.Node) -> None:
+        self._node = node
+        self.instead: dict[str, Callable[..., Any]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return self.instead.get(name) or getattr(self._node, name)
+
+
+class BookServer:
+    """Owns the descriptors that it was given, until their client is dropped."""
+
+    def __init__(self) -> None:
+        self.clients: dict[int, list[int]] = {}
+        self.started: list[int] = []
+        self.dropped: list[int] = []
+        self.is_drained = self.is_closed = False
+        self.refuses_shm = False
+        self._next = 1
+
+    def add_client(self) -> int:
+        number, self._next = self._next, self._next + 1
+        self.clients[number] = []
+        return number
+
+    def drop_client(self, client: int) -> None:
+        for fd in self.clients.pop(client):
+            os.close(fd)
+        self.dropped.append(client)
+
+    def add_stream(self, client: int, fd: int) -> None:
+        self.clients[client].append(fd)
+
+    def make_shm(self, client: int, fd: int) -> tuple[list[int], dict[str, Any]]:
+        self.clients[client].append(fd)
+        if self.refuses_shm:
+            raise NoResource("no memory for a staging ring")
+        fds = [os.memfd_create(f"part {n}", os.MFD_CLOEXEC) for n in range(4)]
+        fds += [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(LANES)]
+        for at, each in enumerate(fds[:4]):
+            os.write(each, bytes([at]))
+        return fds, {"lanes": LANES, "staging_bytes": 1 << 20}
+
+    def start_shm(self, client: int) -> None:
+        self.started.append(client)
+
+    def stats(self) -> dict[str, Any]:
+        return {"clients": len(self.clients)}
+
+    def drain(self, timeout_s: float) -> bool:
+        self.is_drained = True
+        return True
+
+    def close(self) -> None:
+        for client in list(self.clients):
+            self.drop_client(client)
+        self.is_closed = True
+
+
+class Running:
+    """A daemon that serves; stop() ends it and waits."""
+
+    def __init__(self, planned: Plan) -> None:
+        self.plan = planned
+        self.node = WatchedNode(_core.Node.open(**{**planned.node, "prefault": "off"}))
+        self.server = BookServer()
+        self.listeners = Listeners(planned)
+        self.error: BaseException | None = None
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="daemon under test")
+        self._thread.start()
+        assert self._ready.wait(WAIT_S)
+
+    @property
+    def address(self) -> str:
+        return f"unix:{self.plan.socket_path}"
+
+    @property
+    def tcp_address(self) -> str:
+        return f"tcp://{self.listeners.tcp_addresses[0]}"
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
+        if self.error is not None:
+            raise self.error
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.listeners.close()
+            self._ready.set()
+
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        log = open_log(self.plan.log_format, self.plan.log_level)
+        node: Any = self.node
+        daemon = Daemon(self.plan, node, self.server, self.listeners, log, "9.9.9")
+        await daemon.run(self._stop, self._ready.set)
+
+
+@contextlib.contextmanager
+def serving(folder: Path, **flags: Any) -> Iterator[Running]:
+    """A daemon on folder/node.sock, with the options of `kvpool serve` as flags."""
+    daemon = Running(planned(folder, **flags))
+    try:
+        yield daemon
+    finally:
+        daemon.stop()
+    assert daemon.node.is_closed
+    assert daemon.server.is_drained
+    assert daemon.server.is_closed
+
+
+def planned(folder: Path, environment: Mapping[str, str] | None = None, **flags: Any) -> Plan:
+    told = {"socket": str(folder / "node.sock"), "dram": "2MiB", **flags}
+    return plan(load(None, environment or {}, told), environment or {})
+
+
+def connected(daemon: Running, *, tcp: bool = False) -> socket.socket:
+    """A connection that has said nothing yet."""
+    if not tcp:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(WAIT_S)
+        sock.connect(daemon.plan.socket_path)
+        return sock
+    host, _, port = daemon.listeners.tcp_addresses[0].rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)), WAIT_S)
+
+
+def hello(kind: str = "control", **fields: Any) -> dict[str, Any]:
+    return {"kind": kind, "name": "test", "pid": os.getpid(), **fields}
+
+
+def asked(sock: socket.socket, said: Mapping[str, Any]) -> wire.Map:
+    """The answer to a hello; raises what wire_client.ask() raises."""
+    return wire_client.ask(sock, said, time.monotonic() + WAIT_S)
+
+
+def answer_to(sock: socket.socket, said: bytes) -> wire.Map:
+    """What the daemon answers to any bytes, as the map that it is."""
+    sock.settimeout(WAIT_S)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        sock.sendall(said)
+    everything = b""
+    while part := sock.recv(1 << 16):
+        everything += part
+    _, length = wire.read_head(everything[: wire.HEAD_BYTES])
+    assert len(everything) == wire.HEAD_BYTES + length
+    return wire.read_map(everything[wire.HEAD_BYTES :])
+
+
+def request(sock: socket.socket, op: str, number: int = 1, **fields: Any) -> wire.Map:
+    deadline = time.monotonic() + WAIT_S
+    wire_client.send_until(sock, wire.pack_message({"id": number, "op": op, **fields}), deadline)
+    return wire_client.Messages(sock).next(deadline)
