@@ -329,6 +329,79 @@ class Space:
         GIL; O(n).
         """
 
+class Server:
+    """The connections of a node. Thread-safe; see net/server.h."""
+
+    @staticmethod
+    def create(
+        node: Node,
+        max_sources: int = 2048,
+        lanes: int = 4,
+        staging_bytes: int = 67108864,
+        pin_bytes: int = 0,
+    ) -> Server: ...
+    def add_client(self) -> int: ...
+    def drop_client(self, client: int) -> None:
+        """Close all connections of a client."""
+
+    def add_stream(self, client: int, descriptor: int) -> None:
+        """The socket is the server's from here on, also on failure."""
+
+    def make_shm(self, client: int, descriptor: int) -> tuple[list[int], dict[str, int]]:
+        """
+        (descriptors to be sent and closed, what the client must know). The socket is the
+        server's from here on, also on failure; start_shm() once the offer was sent.
+        """
+
+    def start_shm(self, client: int) -> None: ...
+    def stats(self) -> dict[str, Any]: ...
+    def drain(self, timeout_s: object) -> bool:
+        """
+        Refuse new requests and wait for those under way; False: some were not done in time.
+        """
+
+    def close(self) -> None: ...
+
+class Remote:
+    """How a node elsewhere is reached. Thread-safe."""
+
+    @staticmethod
+    def create(timeout_s: object, shm: bool = False) -> Remote: ...
+    def attach(
+        self,
+        streams: Sequence[int],
+        shm: tuple[int, Sequence[int], dict[str, Any]] | None,
+        numbers: dict[bytes, int],
+    ) -> None:
+        """
+        Take over connected sockets, and (socket, descriptors, info) of a shared memory offer;
+        numbers: namespace id -> the node's number. All descriptors are the channel's from here
+        on, also on failure. Ends what was attached before.
+        """
+
+    def add_stream(self, descriptor: int) -> None:
+        """One more, in place of one that was lost."""
+
+    def add_wait_connection(self, descriptor: int) -> None:
+        """For one more wait() at a time."""
+
+    @property
+    def wait_connections(self) -> int: ...
+    def stats(self) -> dict[str, Any]: ...
+    @property
+    def live_streams(self) -> int: ...
+    def wait_broken(self, timeout_s: object) -> bool:
+        """Sleep until a connection is lost (True) or the time is over."""
+
+    def add_space(self, id: bytes, block_bytes: int, number: int) -> OpenedSpace: ...
+    def close(self) -> None: ...
+    @property
+    def is_closed(self) -> bool: ...
+    @property
+    def is_forked(self) -> bool: ...
+    @property
+    def is_broken(self) -> bool: ...
+
 class RawDisk:
     """
     A new file, read and written past the page cache: the floor of the SSD bench.

@@ -175,7 +175,9 @@ class Namespace(_core.Space):
         it; ends early, with fewer, at the timeout (seconds, 0 = just look), when the pool closes or
         its node goes away, or where too many wait already. Pins nothing: get or view them then.
         """
-        return self.wait_present(keys, check_number("timeout", timeout, 0, TIMEOUT_S_MAX))
+        timeout_s = check_number("timeout", timeout, 0, TIMEOUT_S_MAX)
+        with self.pool._backend.waiting():
+            return self.wait_present(keys, timeout_s)
 
     def drop(self) -> int:
         """Make every block of this namespace a miss, at once; returns how many there were.

@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "block/checksum.h"
+
 namespace kvpool {
 
 static_assert(std::endian::native == std::endian::little);
@@ -29,7 +31,8 @@ enum class Op : std::uint8_t {
   remove = 4,
   wait = 5,
   acquire = 6,  // unix only: leases on places in the mapped arena
-  release = 7,  // keys are not keys but lease numbers, 8 bytes used of 16
+  release =
+      7,  // keys are not keys but lease numbers, 8 bytes used of 16; unknown ones are passed by
 };
 
 struct Request {
@@ -73,14 +76,19 @@ struct Block {
   std::uint8_t reserved[3] = {};
   std::uint64_t id = 0;     // of the request
   std::uint32_t index = 0;  // in the request
-  std::uint32_t bytes = 0;  // of payload, = block_bytes of the namespace
+  // Of payload, = block_bytes of the namespace; in a put 0 if its sender could not produce it.
+  std::uint32_t bytes = 0;
   std::uint64_t key_low = 0, key_high = 0;
   std::uint64_t generation = 0;  // of the record it was read from; 0 in a put
   std::uint64_t sum_low = 0,
                 sum_high = 0;  // XXH3-128 of the payload; in a put the node's to compare
-  std::uint64_t check = 0;     // XXH3-64 of the 64 bytes before
+  std::uint64_t check = 0;     // low 64 bits of the XXH3-128 of the 64 bytes before
 };
-static_assert(sizeof(Block) == 72);
+static_assert(sizeof(Block) == 72 && offsetof(Block, check) == 64);
+
+inline std::uint64_t check_of(const Block& block) {
+  return checksum(&block, offsetof(Block, check)).low;
+}
 
 struct LeasePlace {
   std::uint64_t lease = 0;  // number, to be released

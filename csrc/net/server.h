@@ -27,6 +27,10 @@ struct ServerOptions {
   std::uint32_t lanes = 4;  // of each shm client
   std::uint64_t staging_bytes = 64ull << 20;
   std::uint64_t pin_bytes = 0;  // that one client may pin; 0 = a quarter of the pool
+  // A request of a stream may hold a thread for so long; Op::wait for what it asks.
+  std::chrono::milliseconds request_max{30'000};
+  // A peer that takes or sends no byte for so long, in the middle of a payload, is closed.
+  std::chrono::milliseconds stall_max{5'000};
 };
 
 struct ServerStats {

@@ -1,11 +1,14 @@
 // What a client of the same host tells the node without asking: which blocks it reads in place, and
 // which it has used. Lies in memory that the client writes and the node reads.
 //
-// Pin:  client  in_use bit -> word = generation -> FULL fence -> is the generation still the
-//               record's? yes: the slot keeps its bytes until the word is cleared
+// Pin:  client  reads the record: generation, slot -> in_use bit -> word = slot -> FULL fence -> is
+//               the generation still the record's? yes: the slot keeps its bytes until the word is
+//               cleared
 //       node    another generation (or 0) in the record -> FULL fence -> reads the words: a slot
-//               whose old generation is named is kept as it is
-// Both fences are needed, also on x86: each side stores, then loads what the other stores.
+//               that is named is kept as it is
+// Both fences are needed, also on x86: each side stores, then loads what the other stores. The slot
+// is named and not the generation, since a block that is moved has, for a moment, its new slot under
+// its old generation: who pinned that generation would hold the node back from the old slot only.
 // Promise:   whatever a client writes here harms its own reads only.
 // Thread rule: words are handed out to threads of the client by the client; the node reads all.
 #pragma once
@@ -22,14 +25,16 @@ inline constexpr std::uint32_t kHazards = 256;
 struct Hazards {
   // Bit i: word i may be set. So a client that reads nothing in place costs the node one line.
   alignas(64) std::array<std::atomic<std::uint64_t>, kHazards / 64> in_use;
-  alignas(64) std::array<std::atomic<std::uint64_t>, kHazards> word;  // generation, 0 = none
+  alignas(64) std::array<std::atomic<std::uint64_t>, kHazards> word;  // word_of(slot), 0 = none
 
-  bool names(std::uint64_t generation) const {
+  // `offset`: of the slot in the arena.
+  static std::uint64_t word_of(std::uint64_t offset) { return offset + 1; }
+  bool names(std::uint64_t offset) const {
     for (std::uint32_t group = 0; group < in_use.size(); ++group)
       for (std::uint64_t left = in_use[group].load(std::memory_order_relaxed); left != 0;
            left &= left - 1) {
         const auto bit = static_cast<std::uint32_t>(__builtin_ctzll(left));
-        if (word[group * 64 + bit].load(std::memory_order_relaxed) == generation) return true;
+        if (word[group * 64 + bit].load(std::memory_order_relaxed) == word_of(offset)) return true;
       }
     return false;
   }

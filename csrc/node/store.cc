@@ -216,7 +216,7 @@ void Store::abort(BlockId record) {
   KVP_CHECK(private_[record].state == State::reserved);
   const IndexWriter::Fields fields = index_->fields(record);
   pending_.erase({fields.key, fields.incarnation});
-  slabs_.give(slabs_.slot_at(fields.offset));
+  vacate(fields.offset);  // one that found no place in the index was readable for a moment
   free_record(record);
   ++counters_.aborted;
 }
@@ -260,12 +260,7 @@ void Store::unpin(BlockId record) {
   if (--mine.pins_or_next > 0) return;
   if (mine.state == State::zombie) {
     --zombies_;
-    std::uint64_t named = 0;
-    if (const auto it = zombie_generations_.find(record); it != zombie_generations_.end()) {
-      named = it->second;
-      zombie_generations_.erase(it);
-    }
-    release_slots(record, named);
+    release_slots(record);
     return;
   }
   if (mine.parked) {
@@ -354,7 +349,8 @@ void Store::check_invariants() const {
   for (ClassId id = 0; id < slabs_.class_count(); ++id) slots += slabs_.taken_slots(id);
   // free + held = total, with the slab pool's own count
   KVP_CHECK(slots == taken + loading_ + held_.size());
-  for (const Held& held : held_) KVP_CHECK(slabs_.owner(slabs_.slot_at(held.offset)) == kHeldOwner);
+  for (const std::uint64_t offset : held_)
+    KVP_CHECK(slabs_.owner(slabs_.slot_at(offset)) == kHeldOwner);
   KVP_CHECK(policy_->stats().resident == in_dram_);
   slabs_.check_invariants();
   index_->check_invariants();

@@ -11,7 +11,7 @@
 //             2. only commit() and restore() make a key visible, only retire() takes one away;
 //             3. a slot is given back when its record is neither reserved, resident nor pinned, or
 //                when the block has a copy in another tier and nobody pins it; and then only if no
-//                client names its generation (vacate): until then it is held;
+//                client names it (vacate): until then it is held;
 //             4. records free + reserved + resident + zombie = records ever used, and the same for
 //                slots (check_invariants counts both);
 //             5. a block on the SSD has its parent there too, so no suffix survives its prefix.
@@ -101,7 +101,7 @@ class Store {
   Arena& arena() { return *arena_; }
   const Arena& index_memory() const { return *index_memory_; }
 
-  // --- clients that pin by naming generations ---
+  // --- clients that pin by naming slots ---
   void attach(const Hazards& hazards) { hazards_.add(hazards); }
   void detach(const Hazards& hazards) {
     hazards_.remove(hazards);
@@ -314,11 +314,9 @@ class Store {
   bool empty_slab(SlabId slab, const std::vector<std::uint32_t>& owners);
   bool sweep_some(Seconds now);
   void retire(BlockId record, Leave why, Seconds now);
-  void release_slots(BlockId record, std::uint64_t generation);
-  void vacate(std::uint64_t offset, std::uint64_t generation);
-  std::uint64_t generation(BlockId record) const {
-    return view().record(record).generation.load(std::memory_order_relaxed);
-  }
+  void release_slots(BlockId record);
+  void vacate(std::uint64_t offset);
+  bool is_named(BlockId record) const { return hazards_.names(index_->fields(record).offset); }
   void free_record(BlockId record);
   std::optional<BlockId> take_record();
   void claim_pages(const Slot& slot, ClassId klass, Reserved& answer);
@@ -383,13 +381,8 @@ class Store {
   std::unordered_map<std::uint32_t, Restoring> restoring_;  // by number, during restore
   std::optional<Error> restore_error_;
   HazardBoard hazards_;
-  struct Held {  // a slot that some client may be reading
-    std::uint64_t offset = 0, generation = 0;
-  };
-  std::vector<Held> held_;
-  std::vector<BlockId> named_;  // resident, parked because a client names them
-  // Of blocks that were retired while they were pinned by request.
-  std::unordered_map<BlockId, std::uint64_t> zombie_generations_;
+  std::vector<std::uint64_t> held_;         // slots of nobody, that some client may be reading
+  std::vector<BlockId> named_;              // resident, parked because a client names them
   std::vector<std::uint32_t> steal_later_;  // per class: reservations to wait before trying again
   StoreCounters counters_;
 };

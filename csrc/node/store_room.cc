@@ -28,7 +28,7 @@ void Store::retire(BlockId record, Leave why, Seconds now) {
   Private& mine = private_[record];
   KVP_CHECK(mine.state == State::resident);
   const IndexWriter::Fields fields = index_->fields(record);
-  const std::uint64_t generation = index_->withdraw(record);
+  index_->withdraw(record);
   index_->erase(fields.key, fields.incarnation, record);
   const std::uint64_t name = fingerprint(fields.incarnation, fields.key);
   if (is_in_dram(record)) {
@@ -48,36 +48,36 @@ void Store::retire(BlockId record, Leave why, Seconds now) {
   if (mine.pins_or_next > 0) {
     mine.state = State::zombie;
     ++zombies_;
-    if (is_in_dram(record) && !hazards_.empty()) zombie_generations_.emplace(record, generation);
     return;
   }
-  release_slots(record, generation);
+  release_slots(record);
 }
 
-// The one way a slot with bytes is given back. The record has another generation by now, or none:
-// after the fence, who named the old one in time is seen, and who names it later sees that it is no
-// more. A slot that is named keeps its bytes, and its pages, until poll_hazards() finds it free.
-void Store::vacate(std::uint64_t offset, std::uint64_t generation) {
+// The one way a slot that readers may have seen is given back. No record of another generation than
+// they saw names it: after the fence, who named it in time is seen, and who names it later sees that
+// the generation has changed. A slot that is named keeps its bytes, and its pages, until
+// poll_hazards() finds it free.
+void Store::vacate(std::uint64_t offset) {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   const Slot slot = slabs_.slot_at(offset);
-  if (generation == 0 || !hazards_.names(generation)) return slabs_.give(slot);
+  if (!hazards_.names(offset)) return slabs_.give(slot);
   slabs_.set_owner(slot, kHeldOwner);
-  held_.push_back({offset, generation});
+  held_.push_back(offset);
 }
 
 bool Store::poll_hazards() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   const std::size_t before = held_.size() + named_.size();
-  std::erase_if(held_, [&](const Held& held) {
-    if (hazards_.names(held.generation)) return false;
-    slabs_.give(slabs_.slot_at(held.offset));
+  std::erase_if(held_, [&](std::uint64_t offset) {
+    if (hazards_.names(offset)) return false;
+    slabs_.give(slabs_.slot_at(offset));
     return true;
   });
   std::erase_if(named_, [&](BlockId record) {
     Private& mine = private_[record];
     // Gone meanwhile, or pinned by request as well: then the last unpin takes care of it.
     if (mine.state != State::resident || !mine.parked || mine.pins_or_next > 0) return true;
-    if (hazards_.names(generation(record))) return false;
+    if (is_named(record)) return false;
     mine.parked = false;
     policy_->give_back(record);
     return true;
@@ -86,8 +86,8 @@ bool Store::poll_hazards() {
 }
 
 // Of a block that nobody can find or read any more.
-void Store::release_slots(BlockId record, std::uint64_t generation) {
-  if (is_in_dram(record)) vacate(index_->fields(record).offset, generation);
+void Store::release_slots(BlockId record) {
+  if (is_in_dram(record)) vacate(index_->fields(record).offset);
   if (is_on_ssd(record)) doom(record);
   free_record(record);
 }
@@ -133,7 +133,7 @@ BlockId Store::take_unpinned(ClassId klass) {
     const BlockId record = policy_->take_coldest(klass);
     if (record == kNoBlock) return record;
     Private& mine = private_[record];
-    if (mine.pins_or_next == 0 && !hazards_.names(generation(record))) return record;
+    if (mine.pins_or_next == 0 && !is_named(record)) return record;
     mine.parked = true;  // comes back with its last unpin, or from poll_hazards()
     if (mine.pins_or_next == 0) named_.push_back(record);
   }
@@ -266,7 +266,7 @@ bool Store::free_slab(ClassId donor, double bound, Seconds now) {
 
 bool Store::is_movable(BlockId record) const {
   return record != kHeldOwner && private_[record].state == State::resident &&
-         private_[record].pins_or_next == 0 && !hazards_.names(generation(record));
+         private_[record].pins_or_next == 0 && !is_named(record);
 }
 
 // Moves the blocks of a slab into other slabs of its class. The bytes are copied while the block
@@ -286,9 +286,8 @@ bool Store::empty_slab(SlabId slab, const std::vector<std::uint32_t>& owners) {
     const IndexWriter::Fields fields = index_->fields(record);
     fence_before_overwrite();
     racy_fill(arena_->base() + slot->offset, arena_->base() + fields.offset, fields.bytes);
-    const std::uint64_t old = generation(record);
     index_->move(record, slot->offset);
-    vacate(fields.offset, old);
+    vacate(fields.offset);
     ++counters_.blocks_moved;
   }
   return true;

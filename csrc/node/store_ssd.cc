@@ -138,14 +138,13 @@ void Store::demote(BlockId record, Seconds now) {
   Private& mine = private_[record];
   KVP_CHECK(mine.state == State::resident && mine.pins_or_next == 0);
   const IndexWriter::Fields fields = index_->fields(record);
-  const std::uint64_t old = generation(record);
   index_->demote(record);
   policy_->erase(record, fingerprint(fields.incarnation, fields.key), Leave::evicted, now);
   mine.parked = false;
   mine.flags &= static_cast<std::uint8_t>(~kInDram);
   --in_dram_;
   ++counters_.demotions;
-  vacate(fields.offset, old);
+  vacate(fields.offset);
 }
 
 void Store::lose_ssd_copy(BlockId record, bool quarantine, Seconds now) {

@@ -9,5 +9,6 @@
 extern "C" __attribute__((visibility("default"))) const char* __tsan_default_suppressions();
 extern "C" const char* __tsan_default_suppressions() {
   return "race:kvpool::SlabFile::read_at\n"
-         "race:kvpool::SlabFile::read_run\n";
+         "race:kvpool::SlabFile::read_run\n"
+         "race:kvpool::receive_some\n";
 }

@@ -1,0 +1,111 @@
+// The connections of a node, for the daemon: it makes the handshakes and hands sockets over.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings/bind.h"
+#include "bindings/gil.h"
+#include "bindings/handles.h"
+#include "net/server.h"
+
+namespace kvpool {
+namespace {
+
+namespace nb = nanobind;
+using nb::literals::operator""_a;
+
+// Threads of the server run until close(): without the GIL, since one may hold a node's lock that
+// a caller of Python waits for.
+using ServerHandle = std::shared_ptr<Server>;
+
+ServerHandle create(const NodeHandle& node, std::uint32_t max_sources, std::uint32_t lanes,
+                    std::uint64_t staging_bytes, std::uint64_t pin_bytes) {
+  usable(node);
+  auto server =
+      value_or_raise(Server::create(node, {max_sources, lanes, staging_bytes, pin_bytes}));
+  return {server.release(), [node](Server* s) {
+            if (node->is_forked()) return;
+            const GilReleased released;
+            delete s;
+          }};
+}
+
+using Info = nb::typed<nb::dict, nb::str, nb::int_>;
+
+nb::typed<nb::tuple, std::vector<int>, Info> make_shm(const ServerHandle& server,
+                                                      std::uint64_t client, int descriptor) {
+  const ShmOffer offer = value_or_raise([&] {
+    const GilReleased released;
+    return server->make_shm(client, descriptor);
+  }());
+  Info info;
+  info["lanes"] = offer.lanes;
+  info["staging_bytes"] = offer.staging_bytes;
+  info["arena_bytes"] = offer.arena_bytes;
+  info["index_bytes"] = offer.index_bytes;
+  info["pin_bytes"] = offer.pin_bytes;
+  return nb::typed<nb::tuple, std::vector<int>, Info>(
+      nb::make_tuple(nb::cast(offer.descriptors), info));
+}
+
+nb::typed<nb::dict, nb::str, nb::any> stats(const ServerHandle& server) {
+  const ServerStats s = server->stats();
+  nb::typed<nb::dict, nb::str, nb::any> d;
+  d["clients"] = s.clients;
+  d["streams"] = s.streams;
+  d["shm_clients"] = s.shm_clients;
+  d["threads"] = s.threads;
+  d["leases"] = s.leases;
+  d["requests"] = s.requests;
+  d["closed_garbage"] = s.closed_garbage;
+  d["closed_late"] = s.closed_late;
+  d["bytes_in"] = s.bytes_in;
+  d["bytes_out"] = s.bytes_out;
+  d["last_closed"] = s.last_closed;
+  return d;
+}
+
+}  // namespace
+
+void bind_server(nb::module_& m) {
+  nb::class_<Server>(m, "Server", "The connections of a node. Thread-safe; see net/server.h.")
+      .def_static("create", &create, "node"_a, "max_sources"_a = 2048, "lanes"_a = 4,
+                  "staging_bytes"_a = 64ull << 20, "pin_bytes"_a = 0)
+      .def("add_client", [](const ServerHandle& s) { return s->add_client(); })
+      .def(
+          "drop_client",
+          [](const ServerHandle& s, std::uint64_t client) {
+            const GilReleased released;
+            s->drop_client(client);
+          },
+          "client"_a, "Close all connections of a client.")
+      .def(
+          "add_stream",
+          [](const ServerHandle& s, std::uint64_t client, int descriptor) {
+            value_or_raise(s->add_stream(client, descriptor));
+          },
+          "client"_a, "descriptor"_a, "The socket is the server's from here on, also on failure.")
+      .def("make_shm", &make_shm, "client"_a, "descriptor"_a,
+           "(descriptors to be sent and closed, what the client must know). The socket is the\n"
+           "server's from here on, also on failure; start_shm() once the offer was sent.")
+      .def(
+          "start_shm", [](const ServerHandle& s, std::uint64_t client) { s->start_shm(client); },
+          "client"_a)
+      .def("stats", &stats)
+      .def(
+          "drain",
+          [](const ServerHandle& s, nb::handle timeout_s) {
+            const auto deadline = deadline_after(timeout_s);
+            const GilReleased released;
+            return s->drain(deadline);
+          },
+          "timeout_s"_a,
+          "Refuse new requests and wait for those under way; False: some were not done in time.")
+      .def("close", [](const ServerHandle& s) {
+        const GilReleased released;
+        s->close();
+      });
+}
+
+}  // namespace kvpool

@@ -1,0 +1,135 @@
+// get and acquire over several streams.
+#include <poll.h>
+
+#include <algorithm>
+#include <deque>
+#include <new>
+
+#include "net/stream_channel.h"
+#include "net/stream_fetch.h"
+
+namespace kvpool {
+namespace {
+
+constexpr std::uint64_t kPartBytes = 256 << 10;  // less is not worth a request of its own
+constexpr std::size_t kTurnBytes = 1 << 20;      // from one stream before the next has its turn
+constexpr std::size_t kAlign = 4096;
+
+std::size_t parts_worth(std::size_t keys, std::uint64_t block_bytes) {
+  const std::uint64_t parts = keys * block_bytes / kPartBytes;
+  return std::clamp<std::size_t>(parts, 1, keys);
+}
+
+// Until all are over or the deadline has come.
+void take_by_turns(std::deque<StreamFetch>& fetches, Deadline deadline) {
+  std::vector<pollfd> ready;
+  std::vector<StreamFetch*> open;
+  for (;;) {
+    ready.clear();
+    open.clear();
+    for (StreamFetch& fetch : fetches) {
+      if (fetch.is_over()) continue;
+      ready.push_back({.fd = fetch.stream()->descriptor(), .events = POLLIN, .revents = 0});
+      open.push_back(&fetch);
+    }
+    if (open.empty()) return;
+    const int ms = poll_ms(deadline);
+    if (ms == 0) break;
+    poll(ready.data(), ready.size(), ms);
+    for (std::size_t i = 0; i < open.size(); ++i)
+      if (ready[i].revents != 0) open[i]->step(kTurnBytes);
+  }
+  for (StreamFetch* fetch : open) fetch->give_up(Miss::timed_out);
+}
+
+}  // namespace
+
+std::size_t StreamChannel::get(const Space& space, std::span<const Hash128> keys, BlockSink& sink,
+                               Miss& why) {
+  const Deadline deadline = by_timeout();
+  why = Miss::none;
+  std::size_t done = 0;
+  while (done < keys.size()) {
+    // Enough keys for all streams, were each to take as many as it can.
+    const std::size_t count =
+        std::min<std::size_t>(keys.size() - done, streams_->live() * kKeysPerRequest);
+    const auto some = keys.subspan(done, std::max<std::size_t>(count, 1));
+    const std::size_t got = get_some(space, some, sink, done, deadline, why);
+    done += got;
+    if (why != Miss::none) break;
+  }
+  return done;
+}
+
+// One request on each of the streams it can have. `why` none: go on behind what was delivered.
+std::size_t StreamChannel::get_some(const Space& space, std::span<const Hash128> keys,
+                                    BlockSink& sink, std::size_t first, Deadline deadline,
+                                    Miss& why) {
+  bool late = false;
+  const auto loan = streams_->borrow(parts_worth(keys.size(), space.block_bytes), deadline, late);
+  why = late ? Miss::timed_out : Miss::disconnected;
+  if (loan.empty()) return 0;
+  const std::uint32_t number = space.number.load(std::memory_order_acquire);
+  const std::size_t parts = loan.streams().size();
+  keys = keys.first(std::min<std::size_t>(keys.size(), parts * kKeysPerRequest));
+  std::deque<StreamFetch> fetches;
+  for (std::size_t i = 0, at = 0; i < parts; ++i) {
+    const std::size_t count = keys.size() / parts + (i < keys.size() % parts ? 1 : 0);
+    fetches.emplace_back(loan.streams()[i], keys.subspan(at, count), first + at, space.block_bytes,
+                         sink);
+    fetches.back().start(number, deadline);
+    at += count;
+  }
+  take_by_turns(fetches, deadline);
+  std::size_t delivered = 0;
+  why = Miss::none;
+  for (const StreamFetch& fetch : fetches) {
+    delivered += fetch.delivered();
+    why = fetch.why();
+    if (fetch.delivered() < fetch.asked()) break;
+    why = Miss::none;
+  }
+  return delivered;
+}
+
+// Blocks of a remote node, in memory of this process.
+class StreamChannel::Copies final : public Pins, public BlockSink {
+ public:
+  Copies(std::size_t blocks, std::uint32_t block_bytes)
+      : step_((block_bytes + kAlign - 1) / kAlign * kAlign),
+        block_bytes_(block_bytes),
+        memory_(static_cast<std::byte*>(
+            ::operator new(blocks * step_, std::align_val_t(kAlign), std::nothrow))) {
+    base = memory_;
+    base_bytes = memory_ == nullptr ? 0 : blocks * step_;
+  }
+  ~Copies() override { ::operator delete(memory_, std::align_val_t(kAlign)); }
+
+  bool deliver(std::size_t, const IndexReader&, const Found&) override { return false; }
+  bool deliver_whole(std::size_t, std::span<const std::byte>) override { return false; }
+  std::byte* place(std::size_t index) override { return memory_ + index * step_; }
+  void keep(std::size_t blocks) {
+    for (std::size_t i = 0; i < blocks; ++i) places.push_back({i * step_, block_bytes_});
+  }
+
+ private:
+  const std::uint64_t step_, block_bytes_;
+  std::byte* const memory_;
+};
+
+std::unique_ptr<Pins> StreamChannel::acquire(const Space& space, std::span<const Hash128> keys,
+                                             Miss& why) {
+  const std::size_t there = lookup(space, keys, nullptr, why);
+  const Miss behind = why;
+  auto copies = std::make_unique<Copies>(there, space.block_bytes);
+  if (there == 0) return copies;
+  if (copies->base == nullptr) {
+    why = Miss::no_room;
+    return copies;
+  }
+  copies->keep(get(space, keys.first(there), *copies, why));
+  if (why == Miss::none) why = behind;
+  return copies;
+}
+
+}  // namespace kvpool

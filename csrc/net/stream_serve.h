@@ -1,0 +1,99 @@
+// The node's side of one stream: takes requests in their order, answers each before the next.
+//
+// A request's head and keys are gathered across turns, so a peer that sends half of them holds
+// memory of at most one request, not a thread. Payload is moved within the turn, between socket and
+// slot, by the patience of the request (net/socket_io.h).
+// Promises:  1. every field is checked before it is used; what does not fit closes the stream, with
+//               the reason in ServerBooks;
+//            2. a block is committed only if its bytes are those the sender's checksum was made of;
+//            3. closed, whatever the reason: its leases are released and nothing of it is reserved.
+// Thread rule: a Source (net/source.h).
+#pragma once
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "net/frame.h"
+#include "net/server.h"
+#include "net/socket_io.h"
+#include "net/source.h"
+
+namespace kvpool {
+
+inline constexpr std::uint64_t kLeasesMax = 65'536;  // of one client
+
+class StreamServe final : public Source {
+ public:
+  struct Host {
+    Node& node;
+    const ServerOptions& options;
+    ServerBooks& books;
+    std::shared_ptr<ClientBooks> client;
+  };
+  StreamServe(Descriptor socket, bool is_unix, Host host);
+  ~StreamServe() override;
+
+  int descriptor() const override { return socket_.get(); }
+  Outcome on_ready(std::uint32_t events) override;
+  void interrupt() override;
+  void on_closed() override;
+
+ private:
+  struct Call {
+    Request head;
+    Namespace* space = nullptr;  // nullptr: there is none of that number
+    std::span<const Hash128> keys;
+    const Hash128* parent = nullptr;
+    Patience patience;
+  };
+  class CopySender;
+  class Delivery;
+  class PayloadReceiver;
+  struct Reply {
+    std::size_t count = 0;
+    Miss why = Miss::none;
+    Refusal refusal = Refusal::none;
+    std::span<const std::byte> body{};
+  };
+
+  // All that answer bool: false = this stream is to be closed.
+  bool serve_gathered();
+  bool check(const Request& head);
+  bool serve(const Request& head, const std::byte* keys);
+  bool dispatch(const Call& call);
+  Refusal refusal_of(const Call& call) const;
+  bool lookup(const Call& call);
+  bool get(const Call& call);
+  bool put(const Call& call);
+  bool wait(const Call& call);
+  bool acquire(const Call& call);
+  bool release(const Call& call);
+
+  static Answer answer_head(const Call& call, const Reply& reply);
+  bool answer(const Call& call, const Reply& reply);
+  bool send(std::span<iovec> pieces, const Patience& patience);
+  bool ended(Io how, const char* doing);
+  bool garbage(const std::string& what);
+  void give_back(std::span<const Lease> released);
+  void forget_leases();
+
+  // The bytes that were read and not used yet.
+  std::size_t gathered() const { return end_ - begin_; }
+  ssize_t gather();
+  std::size_t take_gathered(std::byte* to, std::uint64_t bytes);
+  std::size_t skip_gathered(std::uint64_t bytes);
+
+  const Descriptor socket_;
+  const bool is_unix_;
+  const Host host_;
+  std::vector<std::byte> buffer_;
+  std::size_t begin_ = 0, end_ = 0;
+  std::size_t wanted_ = sizeof(Request);  // bytes of the request that is being gathered
+  std::vector<Hash128> keys_;
+  std::unordered_map<std::uint64_t, Lease> leases_;  // by number, as told to the peer
+  std::uint64_t next_lease_ = 1;
+};
+
+}  // namespace kvpool
