@@ -367,7 +367,12 @@ class Remote:
 
     @staticmethod
     def create(timeout_s: object, shm: bool = False) -> Remote: ...
-    def attach(self, streams: Sequence[int], shm: tuple | None, numbers: dict) -> None:
+    def attach(
+        self,
+        streams: Sequence[int],
+        shm: tuple[int, Sequence[int], dict[str, Any]] | None,
+        numbers: dict[bytes, int],
+    ) -> None:
         """
         Take over connected sockets, and (socket, descriptors, info) of a shared memory offer;
         numbers: namespace id -> the node's number. All descriptors are the channel's from here
@@ -382,6 +387,7 @@ class Remote:
 
     @property
     def wait_connections(self) -> int: ...
+    def stats(self) -> dict[str, Any]: ...
     @property
     def live_streams(self) -> int: ...
     def wait_broken(self, timeout_s: object) -> bool:
@@ -395,6 +401,25 @@ class Remote:
     def is_forked(self) -> bool: ...
     @property
     def is_broken(self) -> bool: ...
+
+class Staged:
+    """
+    Writable memory for blocks that are to be put; one buffer over all of them.
+    """
+
+    @property
+    def count(self) -> int: ...
+    @property
+    def stride(self) -> int: ...
+
+def stage(space: Space, count: int) -> tuple[int, Any]: ...
+def put_staged(
+    space: Space,
+    keys: object | None,
+    staged: Staged,
+    parent: object | None,
+    timeout_s: object | None,
+) -> bytes: ...
 
 class RawDisk:
     """

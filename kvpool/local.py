@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import warnings
@@ -158,6 +159,10 @@ class LocalBackend:
     def temperature(self, space: Namespace, key: Any) -> float | None:
         """See Namespace.temperature()."""
         return self.node.temperature(space.number, key)
+
+    def waiting(self) -> contextlib.AbstractContextManager[None]:
+        """Around Namespace.wait(): nothing to be made ready."""
+        return contextlib.nullcontext()
 
     def resize(
         self,

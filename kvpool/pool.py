@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable
@@ -33,6 +34,7 @@ class Backend(Protocol):
     def open_space(self, manifest: Manifest) -> _core.OpenedSpace: ...
     def drop(self, space: Namespace) -> int: ...
     def temperature(self, space: Namespace, key: Any) -> float | None: ...
+    def waiting(self) -> contextlib.AbstractContextManager[None]: ...
     def resize(
         self,
         dram: str | int | None,

@@ -71,7 +71,7 @@ def connect(
         connections=check_count("connections", connections, 1, CONNECTIONS_MAX),
     )
     found, link = find(_candidates(address, os.environ), caller, time.monotonic() + timeout_s)
-    channel: Channel = _core.Remote.create(timeout_s)  # type: ignore[attr-defined]
+    channel: Channel = _core.Remote.create(timeout_s, link.shm is not None)
     session = Session(channel, found, caller, timeout_s)
     session.begin(link)
     return Pool(RemoteBackend(session))
@@ -174,6 +174,11 @@ class RemoteBackend:
             return None
         found = answer["temperature"]
         return None if found is None else float(found)
+
+    def waiting(self) -> contextlib.AbstractContextManager[None]:
+        """Around Namespace.wait()."""
+        self.require_usable()
+        return self._session.waiting()
 
     def check(self) -> None:
         """The books are the node's, and in its process: nothing to be checked from here."""

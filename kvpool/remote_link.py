@@ -14,6 +14,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,10 +106,16 @@ class Link:
     def __init__(self, control: Control, facts: wire.Map) -> None:
         self.control = control
         self.boot: bytes = facts.get("boot", b"")
+        self.client: bytes = facts["client"]  # checked by who made the facts
         self.version = str(facts.get("version", ""))
         self.streams: list[int] = []
         self.shm: tuple[int, list[int], wire.Map] | None = None  # socket, what came by it, facts
         self.why_no_shm = ""
+
+    def another_stream(self, address: Address, caller: Caller, deadline: float) -> int:
+        """The descriptor of one more. Raises as dial()."""
+        with _told(address):
+            return _stream(address, caller, self.client, deadline)
 
     def given(self) -> tuple[list[int], tuple[int, list[int], wire.Map] | None]:
         """The descriptors, which are the caller's from now on."""
@@ -126,8 +133,14 @@ class Link:
 
 def dial(address: Address, caller: Caller, deadline: float) -> Link:
     """The whole handshake. Raises Unreachable, Refused."""
-    try:
+    with _told(address):
         return _dial(address, caller, deadline)
+
+
+@contextlib.contextmanager
+def _told(address: Address) -> Iterator[None]:
+    try:
+        yield
     except wire.RefusedByPeer as error:
         raise Refused(f"{address}: {error}", error.code) from None
     except (OSError, wire.WireError) as error:

@@ -16,7 +16,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from kvpool.address import Address
@@ -27,6 +27,7 @@ from kvpool.wire import Map
 
 BACKOFF_S_MIN = 0.05
 BACKOFF_S_MAX = 2.0
+WAITS_MAX = 64  # at a time, each on a connection of its own
 _WATCH_S = 1.0  # between two looks at what the channel does not see
 
 _log = logging.getLogger("kvpool")
@@ -42,6 +43,9 @@ class Channel(Protocol):
         self, streams: list[int], shm: tuple[int, list[int], Map] | None, spaces: dict[bytes, int]
     ) -> None: ...
     def wait_broken(self, timeout_s: float) -> bool: ...
+    @property
+    def wait_connections(self) -> int: ...
+    def add_wait_connection(self, descriptor: int) -> None: ...
     def add_space(self, id: bytes, block_bytes: int, number: int) -> Any: ...
     def stats(self) -> dict[str, Any]: ...
     def close(self) -> None: ...
@@ -71,6 +75,7 @@ class Session:
         self._lock = threading.Lock()  # guards _spaces, and _link while it changes
         self._spaces: dict[bytes, tuple[Manifest, Any]] = {}
         self._link: Link | None = None
+        self._waits = 0  # under way
         self._keeper = threading.Thread(target=self._keep, name="kvpool-keeper", daemon=True)
 
     def begin(self, link: Link) -> None:
@@ -115,6 +120,26 @@ class Session:
             "trouble": self.trouble,
             **self.channel.stats(),
         }
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around a wait: makes one more connection for it, while there are too few.
+
+        Without one (no node, or WAITS_MAX wait already) the wait just looks and answers.
+        """
+        with self._lock:
+            self._waits += 1
+            link = self._link
+            if link is not None and self.channel.wait_connections < min(self._waits, WAITS_MAX):
+                deadline = time.monotonic() + self.timeout_s
+                with contextlib.suppress(KvpoolError):
+                    stream = link.another_stream(self.address, self._caller, deadline)
+                    self.channel.add_wait_connection(stream)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waits -= 1
 
     def close(self) -> None:
         """Ends everything, waits for nothing. Idempotent."""

@@ -67,7 +67,7 @@ def run(plan: Plan) -> None:
     raise_descriptor_limit()
     with contextlib.closing(serve_listen.Listeners(plan)) as listeners:
         node = _core.Node.open(**plan.node)
-        server = _core.Server.create(node, **plan.server)  # type: ignore[attr-defined]
+        server = _core.Server.create(node, **plan.server)
         asyncio.run(_serve(plan, (node, server), listeners, log))
     log.info("ended")
 

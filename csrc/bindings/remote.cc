@@ -89,9 +89,11 @@ Hash128 id_of(const nb::bytes& id) {
   return Hash128::from_bytes(id.c_str());
 }
 
-using Shm = std::tuple<int, std::vector<int>, nb::dict>;
+using Facts = nb::typed<nb::dict, nb::str, nb::any>;
+using Shm = nb::typed<nb::tuple, nb::int_, std::vector<int>, Facts>;
+using Numbers = nb::typed<nb::dict, nb::bytes, nb::int_>;
 
-std::shared_ptr<ShmClient> client_of(Remote& remote, const std::optional<nb::tuple>& shm) {
+std::shared_ptr<ShmClient> client_of(Remote& remote, const std::optional<Shm>& shm) {
   if (!shm) {
     if (remote.memory() != nullptr) raise_bad_argument("this channel needs memory to share");
     return nullptr;
@@ -108,14 +110,22 @@ std::shared_ptr<ShmClient> client_of(Remote& remote, const std::optional<nb::tup
   return value_or_raise(ShmClient::create(offer, nb::cast<int>((*shm)[0])));
 }
 
-void attach(Remote& remote, const std::vector<int>& streams, const std::optional<nb::tuple>& shm,
-            const nb::dict& numbers) {
+void attach(Remote& remote, const std::vector<int>& streams, const std::optional<Shm>& shm,
+            const Numbers& numbers) {
   std::vector<std::pair<Hash128, std::uint32_t>> pairs;
   for (const auto& [id, number] : numbers)
     pairs.emplace_back(id_of(nb::cast<nb::bytes>(id)), nb::cast<std::uint32_t>(number));
   auto client = client_of(remote, shm);
   const GilReleased released;
   remote.attach(streams, std::move(client), pairs);
+}
+
+Facts stats(Remote& remote) {
+  Facts d;
+  d["live_streams"] = remote.streams().live();
+  d["wait_connections"] = remote.streams().wait_connections();
+  d["shares_memory"] = remote.memory() != nullptr && !remote.memory()->is_broken();
+  return d;
 }
 
 }  // namespace
@@ -148,6 +158,7 @@ void bind_remote(nb::module_& m) {
           "descriptor"_a, "For one more wait() at a time.")
       .def_prop_ro("wait_connections",
                    [](Remote& remote) { return remote.streams().wait_connections(); })
+      .def("stats", &stats)
       .def_prop_ro("live_streams", [](Remote& remote) { return remote.streams().live(); })
       .def(
           "wait_broken",
