@@ -402,6 +402,25 @@ class Remote:
     @property
     def is_broken(self) -> bool: ...
 
+class Staged:
+    """
+    Writable memory for blocks that are to be put; one buffer over all of them.
+    """
+
+    @property
+    def count(self) -> int: ...
+    @property
+    def stride(self) -> int: ...
+
+def stage(space: Space, count: int) -> tuple[int, Any]: ...
+def put_staged(
+    space: Space,
+    keys: object | None,
+    staged: Staged,
+    parent: object | None,
+    timeout_s: object | None,
+) -> bytes: ...
+
 class RawDisk:
     """
     A new file, read and written past the page cache: the floor of the SSD bench.

@@ -99,21 +99,15 @@ Io receive_some(int socket, std::span<const iovec> pieces, const Patience& patie
   }
 }
 
-Io receive_nothing(int socket, std::uint64_t bytes, bool is_unix, const Patience& patience) {
-  const auto scratch = std::make_unique<std::byte[]>(is_unix ? kForgetBytes : 1);
+Io receive_nothing(int socket, std::uint64_t bytes, const Patience& patience) {
+  if (bytes == 0) return Io::done;
+  const auto scratch = std::make_unique_for_overwrite<std::byte[]>(kForgetBytes);
   while (bytes > 0) {
-    if (steady_clock::now() >= patience.deadline) return Io::late;
-    // TCP throws bytes away without a copy; of a unix stream they must be read.
-    const std::size_t ask = std::min<std::uint64_t>(bytes, is_unix ? kForgetBytes : 64 << 20);
-    const ssize_t got = recv(socket, scratch.get(), ask, MSG_DONTWAIT | (is_unix ? 0 : MSG_TRUNC));
-    if (got > 0) {
-      bytes -= static_cast<std::uint64_t>(got);
-      continue;
-    }
-    if (got == 0) return Io::closed;
-    if (errno == EINTR) continue;
-    if (!would_block()) return Io::closed;
-    if (const Io waited = wait_for(socket, POLLIN, patience); waited != Io::done) return waited;
+    const iovec piece{scratch.get(), std::min<std::uint64_t>(bytes, kForgetBytes)};
+    std::size_t got = 0;
+    if (const Io how = receive_some(socket, {&piece, 1}, patience, got); how != Io::done)
+      return how;
+    bytes -= got;
   }
   return Io::done;
 }

@@ -36,7 +36,7 @@ Io receive_some(int socket, std::span<const iovec> pieces, const Patience& patie
                 std::size_t& received);
 
 // Reads `bytes` and forgets them.
-Io receive_nothing(int socket, std::uint64_t bytes, bool is_unix, const Patience& patience);
+Io receive_nothing(int socket, std::uint64_t bytes, const Patience& patience);
 
 // `bytes` off the front of the pieces: those that are used up, and the head of the next.
 std::span<iovec> past(std::span<iovec> pieces, std::size_t bytes);

@@ -100,20 +100,22 @@ std::size_t StreamPool::live() const {
 }
 
 bool StreamPool::wait_lost(Deadline deadline) {
-  for (;;) {
+  for (bool looked = false;; looked = true) {
     Streams watched;
     {
       const Lock lock(mutex_);
       forget_dead();
-      if (closed_ || all_.empty() || all_.size() < wanted_) return true;
+      const bool lost = closed_ || all_.empty() || all_.size() < wanted_;
+      if (lost && (looked || all_.empty())) return true;
       watched = all_;  // holds their descriptors open
     }
+    // The first look does not wait: it is for those that ended since.
     const int ms = poll_ms(deadline);
-    if (ms == 0) return false;
+    if (ms == 0 && looked) return false;
     std::vector<pollfd> ends{{.fd = changed_.get(), .events = POLLIN, .revents = 0}};
     for (const auto& stream : watched)
       ends.push_back({.fd = stream->descriptor(), .events = POLLRDHUP, .revents = 0});
-    if (poll(ends.data(), ends.size(), ms) <= 0) continue;
+    if (poll(ends.data(), ends.size(), looked ? ms : 0) <= 0) continue;
     std::uint64_t count = 0;
     if (ends[0].revents != 0) [[maybe_unused]]
       const ssize_t told = read(changed_.get(), &count, sizeof count);

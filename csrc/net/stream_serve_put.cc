@@ -102,11 +102,10 @@ class StreamServe::PayloadReceiver final : public BlockSource {
   }
 
   bool forget(std::uint64_t bytes) {
-    const std::uint64_t had = stream_.skip_gathered(bytes);
-    stream_.host_.books.bytes_in.fetch_add(bytes - had, std::memory_order_relaxed);
-    return is_open_ = stream_.ended(receive_nothing(stream_.socket_.get(), bytes - had,
-                                                    stream_.is_unix_, call_.patience),
-                                    "send");
+    bytes -= stream_.skip_gathered(bytes);
+    stream_.host_.books.bytes_in.fetch_add(bytes, std::memory_order_relaxed);
+    const Io how = receive_nothing(stream_.socket_.get(), bytes, call_.patience);
+    return is_open_ = stream_.ended(how, "send");
   }
 
   bool receive_pieces(std::span<const iovec> pieces, std::size_t& got) {

@@ -63,7 +63,7 @@ TEST_CASE("net stream: a get ends at the first block that is missing, and says w
 }
 
 TEST_CASE("net stream: calls longer than a request are cut") {
-  Served served;
+  Served served(Pool::plain(96 * kMiB));
   const auto channel = served.channel(Kind::unix_socket, 2);
   Space space;
   name(space, served.pool.space(1, 64));
