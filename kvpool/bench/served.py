@@ -78,6 +78,17 @@ def served(dram_bytes: int, **options: object) -> Iterator[Served]:
                 _end(process)
 
 
+def first_line(process: subprocess.Popen[bytes]) -> bytes:
+    """What a child says when it is ready; empty if it did not in time, and is killed then."""
+    assert process.stdout is not None
+    watch = threading.Timer(READY_S_MAX, process.kill)  # closes the pipe, which ends the read
+    watch.start()
+    try:
+        return process.stdout.readline()
+    finally:
+        watch.cancel()
+
+
 def environment_of_child() -> dict[str, str]:
     """Ours, with this package before any other, and without options for a daemon."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("KVPOOL_")}
@@ -105,15 +116,7 @@ def require_memory(needed_bytes: int) -> None:
 
 
 def _ready(process: subprocess.Popen[bytes], log: Path) -> Served:
-    assert process.stdout is not None
-    # A daemon that hangs is killed: its end of the pipe is closed then, and the read returns.
-    watch = threading.Timer(READY_S_MAX, process.kill)
-    watch.start()
-    try:
-        line = process.stdout.readline().decode(errors="replace")
-    finally:
-        watch.cancel()
-    found = _READY.match(line)
+    found = _READY.match(first_line(process).decode(errors="replace"))
     if found is None:
         last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
         said = last[0] if last else "it said nothing"
