@@ -177,14 +177,15 @@ def answer_to(sock: socket.socket, said: bytes) -> wire.Map:
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         sock.sendall(said)
     everything = b""
-    while part := sock.recv(1 << 16):
-        everything += part
+    with contextlib.suppress(ConnectionResetError):  # an end like another, after all was read
+        while part := sock.recv(1 << 16):
+            everything += part
     _, length = wire.read_head(everything[: wire.HEAD_BYTES])
     assert len(everything) == wire.HEAD_BYTES + length
     return wire.read_map(everything[wire.HEAD_BYTES :])
 
 
-def request(sock: socket.socket, op: str, number: int = 1, **fields: Any) -> wire.Map:
+def request(sock: socket.socket, op: str, id: int = 1, **fields: Any) -> wire.Map:
     deadline = time.monotonic() + WAIT_S
-    wire_client.send_until(sock, wire.pack_message({"id": number, "op": op, **fields}), deadline)
+    wire_client.send_until(sock, wire.pack_message({"id": id, "op": op, **fields}), deadline)
     return wire_client.Messages(sock).next(deadline)
