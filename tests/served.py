@@ -203,8 +203,9 @@ class Worker:
         os.kill(self.pid, number)
 
     def kill(self) -> float:
-        """The time just after the signal was sent."""
-        os.kill(self.pid, signal.SIGKILL)
+        """The time just after the signal was sent, if it had not ended by itself."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
         return time.monotonic()
 
     def join(self, timeout_s: float = WAIT_S) -> int:
@@ -303,6 +304,20 @@ def wait_for(true: Callable[[], bool], timeout_s: float = WAIT_S, what: str = ""
     return time.monotonic()
 
 
+def stop_while(worker: Worker, holding: Callable[[], bool]) -> None:
+    """Stops the process at a moment when the node says that it holds something for it."""
+
+    def is_stopped_so() -> bool:
+        worker.signal(signal.SIGSTOP)
+        # Twice: what was seen first may have been on its way when the signal came.
+        if holding() and holding():
+            return True
+        worker.signal(signal.SIGCONT)
+        return False
+
+    wait_for(is_stopped_so, what="stopped in the middle of it")
+
+
 HELD = ("blocks_pinned", "blocks_reserved", "slots_held_for_views", "clients_waiting")
 
 
@@ -332,13 +347,14 @@ def assert_all_comes_back(pool: kvpool.Pool, *spaces: kvpool.Namespace) -> None:
 
 
 def process_facts(pid: int) -> dict[str, int]:
-    """Of a process, from /proc: resident memory that is its own, descriptors and threads."""
+    """Of a daemon, from /proc: its own resident memory, descriptors, threads, clients' memory."""
+    maps = Path(f"/proc/{pid}/maps").read_text()
     status = dict(
         line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
     )
     return {
         "anonymous_kib": int(status["RssAnon"].split()[0]),
-        "shared_kib": int(status["RssShmem"].split()[0]),
+        "client_mappings": maps.count("memfd:kvpool-control") + maps.count("memfd:kvpool-staging"),
         "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
         "threads": int(status["Threads"]),
     }

@@ -7,7 +7,7 @@ else; and no kill takes a second.
 
 import signal
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -22,6 +22,7 @@ from tests.served import (
     held,
     nobody_holds,
     served,
+    stop_while,
     wait_for,
     working,
 )
@@ -33,8 +34,6 @@ BLOCK_BYTES = 64 << 10
 SIZES = (4096, BLOCK_BYTES, clients.LARGE_BYTES)  # a namespace each
 OURS = range(1000, 1032)  # blocks that nobody but the observer puts or removes
 CHANNELS = ("shm", "tcp")
-
-Start = Callable[[str], Worker]
 
 
 @pytest.fixture(scope="module")
@@ -73,19 +72,6 @@ class Kills:
         assert max(self.took_s) < EACH_S_MAX, shown
 
 
-def stop_while(worker: Worker, observer: kvpool.Pool, holding: Callable[[], bool]) -> None:
-    """Stops the process at a moment when the node says that it holds something for it."""
-
-    def stopped_so() -> bool:
-        worker.signal(signal.SIGSTOP)
-        if holding() and holding():
-            return True
-        worker.signal(signal.SIGCONT)
-        return False
-
-    wait_for(stopped_so, what="stopped in the middle of it")
-
-
 @pytest.mark.parametrize("channel", CHANNELS)
 def test_killed_while_writing(daemon: Served, observer: kvpool.Pool, channel: str) -> None:
     kills = Kills(observer)
@@ -96,7 +82,7 @@ def test_killed_while_writing(daemon: Served, observer: kvpool.Pool, channel: st
             clients.put_for_ever, daemon.address(channel), first, clients.LARGE_BYTES
         ) as worker:
             assert worker.hear() == "ready"
-            stop_while(worker, observer, lambda: held(observer)["blocks_reserved"] > 0)
+            stop_while(worker, lambda: held(observer)["blocks_reserved"] > 0)
             kills.kill(worker)
         # Whole, or not there: get() looks at every byte. The key of the one that was half there is
         # free to be put by others at once.
@@ -134,7 +120,7 @@ def test_killed_while_reading(daemon: Served, observer: kvpool.Pool, channel: st
         ) as worker:
             assert worker.hear() == "ready"
             if channel == "tcp":
-                stop_while(worker, observer, lambda: held(observer)["blocks_pinned"] > 0)
+                stop_while(worker, lambda: held(observer)["blocks_pinned"] > 0)
             kills.kill(worker)
         assert large.get(numbers) == len(numbers)
     kills.check()
