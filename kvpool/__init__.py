@@ -26,7 +26,7 @@ from kvpool.errors import (
 )
 from kvpool.local import open
 from kvpool.manifest import Manifest
-from kvpool.namespace import Namespace, Slot, View
+from kvpool.namespace import Namespace, Slot, Staging, View
 from kvpool.pool import Pool
 from kvpool.remote import connect
 from kvpool.types import Hit, Keys, Miss, Put, PutResult, Reason, Tier
@@ -55,6 +55,7 @@ __all__ = [
     "Refused",
     "Region",
     "Slot",
+    "Staging",
     "Tier",
     "TierBuffered",
     "TierRefused",

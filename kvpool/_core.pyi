@@ -402,6 +402,30 @@ class Remote:
     @property
     def is_broken(self) -> bool: ...
 
+class Staged:
+    """
+    Writable memory for blocks that are to be put; one buffer over all of them.
+    """
+
+    @property
+    def count(self) -> int: ...
+    @property
+    def stride(self) -> int: ...
+
+def stage(space: Space, count: int) -> tuple[int, Any]: ...
+def put_staged(
+    space: Space,
+    keys: object | None,
+    staged: Staged,
+    parent: object | None,
+    timeout_s: object | None,
+) -> bytes: ...
+def copy_blocks(out: object | None, addresses: object | None, block_bytes: int) -> None:
+    """
+    For benches: copy blocks from `addresses` (packed 64-bit numbers, taken on trust) into
+    `out`, one after the other, by the routine that a get uses. Releases the GIL.
+    """
+
 class RawDisk:
     """
     A new file, read and written past the page cache: the floor of the SSD bench.

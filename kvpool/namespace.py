@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 
 from kvpool import _core
-from kvpool.config import check_number
-from kvpool.errors import BadArgument, BadType
+from kvpool.config import check_count, check_number, check_type
+from kvpool.errors import BadArgument, BadType, NoResource
 from kvpool.keys import fold_keys, prefix_keys
 from kvpool.layers import plan_layers
 from kvpool.manifest import Manifest
@@ -31,6 +31,7 @@ AnyData = Any  # a buffer, a list of buffers, a torch CPU tensor, or a Region
 
 PUT_TIMEOUT_S = 5.0
 WAIT_TIMEOUT_S = 30.0
+STAGING_MAX = 1024  # blocks at once
 TIMEOUT_S_MAX = 86_400.0
 
 
@@ -125,6 +126,38 @@ class Namespace(_core.Space):
         """
         code, reservation = self.reserve_slot(key, parent, timeout)
         return Slot(code, reservation)
+
+    def staging(self, count: int) -> Staging:
+        """Memory for `count` blocks in which a producer writes their payload, to be put as it is.
+
+        `with ns.staging(n) as staged:` gives a Staging: n writable memoryviews of block_bytes each;
+        fill them, then put_staged(keys, staged), as often as wanted. Connected on the same host the
+        node takes the blocks from there, so that the caller's copy is saved; elsewhere it is
+        ordinary memory. count: 1 to 1024. Raises NoResource where the client's staging memory has
+        no room for them (`staging` of kvpool serve), BadArgument.
+        """
+        status, memory = _core.stage(self, check_count("count", count, 1, STAGING_MAX))
+        if memory is None:
+            raise NoResource(
+                f"no staging memory for {count} blocks of {self.block_bytes} bytes"
+                f" ({Reason(status).name}): release some, stage fewer, or give `kvpool serve` more"
+            )
+        return Staging(memory, self.block_bytes)
+
+    def put_staged(
+        self,
+        keys: AnyKeys,
+        staged: Staging,
+        *,
+        parent: AnyKey | None = None,
+        timeout: float = PUT_TIMEOUT_S,
+    ) -> PutResult:
+        """put() of the first blocks of a Staging, one per key, from where they are.
+
+        The memory may be filled again afterwards, whatever the result; leave it alone meanwhile.
+        """
+        check_type("staged", staged, Staging)
+        return PutResult(_core.put_staged(self, keys, staged.memory, parent, timeout))
 
     def layers(self, kv_layers: Sequence[Any], dims: str | None = None) -> _core.Layers:
         """Register an engine's paged KV tensors, to be given to save() and load() many times.
@@ -274,6 +307,39 @@ class View:
                 block.release()
             except BufferError:  # an array was made from it: the pin ends with that array
                 continue
+
+
+class Staging(Sequence[memoryview]):
+    """What Namespace.staging() gives: the memory of n blocks. A context manager."""
+
+    def __init__(self, memory: _core.Staged, block_bytes: int) -> None:
+        """For Namespace.staging()."""
+        self.memory = memory
+        whole = memoryview(memory)  # type: ignore[arg-type]  # it has the buffer protocol
+        starts = range(0, memory.count * memory.stride, memory.stride)
+        self._blocks = [whole[start : start + block_bytes] for start in starts]
+
+    def __len__(self) -> int:
+        return self.memory.count
+
+    @overload
+    def __getitem__(self, index: int) -> memoryview: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[memoryview]: ...
+    def __getitem__(self, index: int | slice) -> memoryview | list[memoryview]:
+        return self._blocks[index]
+
+    def release(self) -> None:
+        """Give the memory back, once no array made from it is left."""
+        for block in self._blocks:
+            with contextlib.suppress(BufferError):
+                block.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
 class Slot:
