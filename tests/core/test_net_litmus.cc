@@ -277,6 +277,49 @@ TEST_CASE("litmus: processes that read without asking accept nothing wrong") {
   CHECK(stats.store.blocks_moved > 0);
 }
 
+// Few blocks, so that the one that is being looked for is often leaving just then.
+TEST_CASE("litmus: what is seen in place stays, though it was about to leave") {
+  test::Random random("litmus views");
+  constexpr std::size_t kSize = 1;
+  constexpr std::uint64_t kFew = 48;  // of 32 slots
+  const ShmHost host(test::Pool::plain(kUnitBytes));
+  Namespace& own = host.space(kSize, kBlockBytes[kSize]);
+  const NamedSpace space(own);
+  Tally& tally = Tally::create();
+  std::vector<std::unique_ptr<ClientProcess>> readers;
+  for (std::size_t i = 0; i < kReaders; ++i)
+    readers.push_back(std::make_unique<ClientProcess>(
+        host.ticket(), [&, i](ShmChannel& channel, ShmClient&, ClientProcess::Link) {
+          for (std::uint64_t n = i; tally.stop == 0; ++n) {
+            const std::vector<Hash128> keys = {key_of(n % kFew), key_of((n + 1) % kFew)};
+            Miss why = Miss::none;
+            const Viewed seen{channel.acquire(space, keys, why), keys};
+            seen.check(tally);
+            seen.check(tally);
+          }
+          return 0;
+        }));
+  const auto until = std::chrono::steady_clock::now() + 1500ms;
+  std::uint64_t stored = 0;
+  for (std::uint64_t n = 0; std::chrono::steady_clock::now() < until; ++n) {
+    const std::vector<Hash128> key = {key_of(random.engine()() % kFew)};
+    if (n % 3 == 0) host.node->remove(own, key);
+    WordSource source(key, kBlockBytes[kSize], n | 1, n % 2 == 0);
+    PutStatus status = PutStatus::failed;
+    host.node->put({own, key, nullptr, after(5ms)}, source, &status);
+    stored += status == PutStatus::stored;
+  }
+  tally.stop = 1;
+  for (const auto& reader : readers) CHECK(reader->join() == 0);
+  CHECK(host.comes_to_rest(10s));
+  host.node->check_invariants();
+  MESSAGE("stored " << stored << ", looked " << tally.views.load() << " times at "
+                    << tally.viewed_bytes / kMiB << " MiB, wrong " << tally.wrong_views.load());
+  CHECK(stored > 1000);
+  CHECK(tally.viewed_bytes > 10 * kMiB);
+  CHECK(tally.wrong_views == 0);
+}
+
 }  // namespace
 }  // namespace kvpool
 
