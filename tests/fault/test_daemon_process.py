@@ -15,7 +15,7 @@ import pytest
 import kvpool
 from kvpool import wire
 from tests.pools import ROOT, got, keys, opaque, payloads, wait_until
-from tests.served import END_S, Served, descriptors_of, processor_s_of, served
+from tests.serve_process import END_S, Served, descriptors_of, processor_s_of, served
 
 SOME = keys(range(8))
 

@@ -13,7 +13,7 @@ import pytest
 import kvpool
 from kvpool import BadArgument, ForkedProcess, PoolClosed, Refused, Unreachable
 from tests.pools import got, is_there, key, keys, opaque, payload, payloads, run_python, wait_until
-from tests.served import Served, served
+from tests.serve_process import Served, served
 
 SOME = keys(range(6))
 TOKEN = "s3cret"
