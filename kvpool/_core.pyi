@@ -420,6 +420,11 @@ def put_staged(
     parent: object | None,
     timeout_s: object | None,
 ) -> bytes: ...
+def copy_blocks(out: object | None, addresses: object | None, block_bytes: int) -> None:
+    """
+    For benches: copy blocks from `addresses` (packed 64-bit numbers, taken on trust) into
+    `out`, one after the other, by the routine that a get uses. Releases the GIL.
+    """
 
 class RawDisk:
     """

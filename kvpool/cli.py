@@ -143,6 +143,8 @@ class _Bench(enum.StrEnum):
     POLICY = "policy"
     MEMORY = "memory"
     SSD = "ssd"
+    SHM = "shm"
+    TCP = "tcp"
 
 
 @app.command()
@@ -164,7 +166,8 @@ def bench(
         ),
     ] = None,
 ) -> None:
-    """Measure the pool beside memcpy or the raw disk in the same run, and hold it to its bars."""
+    """Measure the pool beside memcpy, raw sockets or the raw disk in the same run, and hold it to
+    its bars. Also daemons, of its own, for shm, tcp and lookup."""
     from kvpool.bench import rows, suite, timing
     from kvpool.bench.scale import Scale
 

@@ -38,7 +38,7 @@ from kvpool.serve_plan import Plan
 
 QUICK_THREADS = 2
 SLOW_THREADS = 4
-STREAMS_PER_CLIENT_MAX = 16
+STREAMS_PER_CLIENT_MAX = 96  # for blocks, and one for each wait() under way
 _DRAIN_SHARE = 0.25  # of the time for ending; the rest is for writing what is not on the SSD yet
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 

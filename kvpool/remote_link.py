@@ -123,7 +123,14 @@ class Link:
         self.streams, self.shm = [], None
         return streams, shm
 
+    def forgo_shm(self) -> None:
+        """Gives back what came for shared memory."""
+        shm, self.shm = self.shm, None
+        if shm is not None:
+            wire_client.close_all([shm[0], *shm[1]])
+
     def close(self) -> None:
+        """Ends what is still here. Idempotent."""
         streams, shm = self.given()
         wire_client.close_all(streams)
         if shm is not None:

@@ -90,9 +90,10 @@ class BookServer:
 class Running:
     """A daemon that serves; stop() ends it and waits."""
 
-    def __init__(self, planned: Plan) -> None:
+    def __init__(self, planned: Plan, **instead: Callable[..., Any]) -> None:
         self.plan = planned
         self.node = WatchedNode(_core.Node.open(**{**planned.node, "prefault": "off"}))
+        self.node.instead.update(instead)
         self.server = BookServer()
         self.listeners = Listeners(planned)
         self.error: BaseException | None = None
@@ -110,7 +111,9 @@ class Running:
         return f"tcp://{self.listeners.tcp_addresses[0]}"
 
     def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
+        """Idempotent."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(WAIT_S)
         assert not self._thread.is_alive()
         if self.error is not None:

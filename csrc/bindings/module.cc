@@ -22,6 +22,7 @@ NB_MODULE(_core, m) {
   kvpool::bind_server(m);
   kvpool::bind_remote(m);
   kvpool::bind_staged(m);
+  kvpool::bind_copy_floor(m);
   kvpool::bind_raw_disk(m);
   kvpool::bind_ssd_sizes(m);
 }

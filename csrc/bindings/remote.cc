@@ -27,7 +27,8 @@ std::uint64_t number_in(const nb::dict& info, const char* name) {
 class Remote {
  public:
   Remote(std::chrono::milliseconds timeout, bool on_this_host)
-      : streams_(value_or_raise(StreamChannel::create({timeout}))) {
+      : streams_(value_or_raise(
+            StreamChannel::create({.timeout = timeout, .leases_in_place = on_this_host}))) {
     if (on_this_host)
       memory_ = std::make_shared<ShmChannel>(streams_, ShmChannelOptions{.call_time_max = timeout});
   }

@@ -31,8 +31,9 @@ Result<std::unique_ptr<Server>> Server::create(std::shared_ptr<Node> node,
 std::uint64_t Server::add_client() {
   const std::lock_guard lock(impl_->mutex);
   const std::uint64_t number = impl_->next_client++;
-  impl_->clients.emplace(number,
-                         Impl::Client{.books = std::make_shared<ClientBooks>(number), .shm = {}});
+  impl_->clients.emplace(number, Impl::Client{.books = std::make_shared<ClientBooks>(
+                                                  number, *impl_->node, impl_->books),
+                                              .shm = {}});
   return number;
 }
 

@@ -77,7 +77,7 @@ class ShmAttachment::End final : public Source {
   void on_closed() override {
     owner_->end();
     owner_->let_go();
-    client_->has_shm.store(false, std::memory_order_release);
+    client_->end_shm();
     shutdown(descriptor(), SHUT_RDWR);  // the client sees its end, though others hold the socket
   }
 

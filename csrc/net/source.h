@@ -17,6 +17,9 @@
 #include <cstdint>
 #include <mutex>
 #include <string>
+#include <utility>
+
+#include "net/leases.h"
 
 namespace kvpool {
 
@@ -35,14 +38,6 @@ class Source {
   virtual Outcome on_ready(std::uint32_t events) = 0;
   virtual void interrupt() = 0;
   virtual void on_closed() = 0;
-};
-
-// What all connections of one client share. Outlives each of them.
-struct ClientBooks {
-  explicit ClientBooks(std::uint64_t number) : id(number) {}
-  const std::uint64_t id;
-  std::atomic<bool> has_shm{false};  // it has mapped the arena, so places in it mean something
-  std::atomic<std::uint64_t> leases{0}, leased_bytes{0};
 };
 
 // What all sources of a server add to; ServerStats is read from it. Outlives all sources.
@@ -72,6 +67,25 @@ struct ServerBooks {
   }
   mutable std::mutex mutex_;  // guards last_closed_
   std::string last_closed_;
+};
+
+// What all connections of one client share. Outlives each of them.
+struct ClientBooks {
+  ClientBooks(std::uint64_t number, Node& node, ServerBooks& server)
+      : id(number), leases(node, server.leases) {}
+
+  void begin_shm() {
+    leases.open();
+    has_shm.store(true, std::memory_order_release);
+  }
+  void end_shm() {
+    has_shm.store(false, std::memory_order_release);
+    leases.close();
+  }
+
+  const std::uint64_t id;
+  std::atomic<bool> has_shm{false};  // it has mapped the arena, so places in it mean something
+  Leases leases;
 };
 
 }  // namespace kvpool

@@ -7,11 +7,6 @@
 namespace kvpool {
 namespace {
 
-// Of how many keys one request asks.
-std::span<const Hash128> request_of(std::span<const Hash128> keys, std::size_t done) {
-  return keys.subspan(done, std::min<std::size_t>(keys.size() - done, kKeysPerRequest));
-}
-
 std::uint32_t number_of(const Space& space) { return space.number.load(std::memory_order_acquire); }
 
 // Takes all; the first that does not work is the error, and then none is left open.

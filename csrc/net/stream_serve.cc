@@ -183,6 +183,25 @@ bool StreamServe::wait(const Call& call) {
          !drained;
 }
 
+bool StreamServe::acquire(const Call& call) {
+  Miss why{};
+  const auto places =
+      host_.client->leases.acquire(*call.space, call.keys, host_.options.pin_bytes, why);
+  if (answer(call, {.count = places.size(),
+                    .why = places.size() < call.keys.size() ? why : Miss::none,
+                    .body = std::as_bytes(std::span(places))}))
+    return true;
+  // Nobody has learnt their numbers.
+  std::vector<Hash128> numbers;
+  for (const LeasePlace& place : places) numbers.push_back({place.lease, 0});
+  host_.client->leases.release(numbers);
+  return false;
+}
+
+bool StreamServe::release(const Call& call) {
+  return answer(call, {.count = host_.client->leases.release(call.keys)});
+}
+
 Answer StreamServe::answer_head(const Call& call, const Reply& reply) {
   return {.op = call.head.op,
           .miss = static_cast<std::uint8_t>(reply.why),
@@ -220,9 +239,6 @@ bool StreamServe::garbage(const std::string& what) {
 
 void StreamServe::interrupt() { shutdown(socket_.get(), SHUT_RDWR); }
 
-void StreamServe::on_closed() {
-  forget_leases();
-  interrupt();
-}
+void StreamServe::on_closed() { interrupt(); }
 
 }  // namespace kvpool

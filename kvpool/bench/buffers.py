@@ -7,6 +7,7 @@ them. It is touched once, at the start, for first touch is far slower than a cop
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 from collections.abc import Iterator
 
@@ -34,7 +35,8 @@ class Buffers:
     """`memory` as rows of one block each; `source` holds the payload of `keys`, row by row.
 
     `source_layers` and `target_layers` are the same bytes seen as paged KV: per layer an array
-    [page][kv][token][head][element], with as many pages as there are rows.
+    [page][kv][token][head][element], with as many pages as there are rows. Blocks are a multiple of
+    LAYER_BYTES then.
     """
 
     def __init__(self, memory: Memory, block_bytes: int) -> None:
@@ -46,8 +48,14 @@ class Buffers:
         self.keys = keys_of(range(self.count))
         self._payload = Payload(block_bytes)
         self._payload.write(self.keys, self.source)
-        self.source_layers = _layers(self.source)
-        self.target_layers = _layers(self.target)
+
+    @functools.cached_property
+    def source_layers(self) -> list[Layer]:
+        return _layers(self.source)
+
+    @functools.cached_property
+    def target_layers(self) -> list[Layer]:
+        return _layers(self.target)
 
     def wrong(self, keys: Keys, blocks: Words) -> list[int]:
         """Indices of blocks that are not the payload of their keys."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import numpy as np
 
 import kvpool
 from kvpool.bench.rows import expect
+from kvpool.bench.served import Served, served
 from kvpool.replay.payload import Payload, keys_of
 
 BLOCK_BYTES = 64
@@ -17,8 +21,22 @@ _SLACK_BYTES = 64 << 20
 def open_small_blocks(blocks: int) -> kvpool.Pool:
     """A pool with room for so many blocks and no more; it fills to the last."""
     return kvpool.open(
-        dram=blocks * SLOT_BYTES + _SLACK_BYTES, max_blocks=blocks, prefault="off", evict_ahead=0
+        dram=small_blocks_bytes(blocks), max_blocks=blocks, prefault="off", evict_ahead=0
     )
+
+
+@contextlib.contextmanager
+def served_small_blocks(blocks: int) -> Iterator[Served]:
+    """A daemon with such a pool."""
+    with served(
+        small_blocks_bytes(blocks), max_blocks=blocks, prefault="off", evict_ahead=0
+    ) as daemon:
+        yield daemon
+
+
+def small_blocks_bytes(blocks: int) -> int:
+    """Memory for so many blocks."""
+    return blocks * SLOT_BYTES + _SLACK_BYTES
 
 
 def filled(pool: kvpool.Pool, blocks: int, *, first_id: int = 0) -> kvpool.Namespace:

@@ -1,0 +1,170 @@
+"""Works on a daemon's blocks that the benches of both channels time, and what they cost each side.
+
+Every step takes other blocks, in a random order, and checks how many it got; the bytes of every
+kind of work are compared apart from what is timed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+import kvpool
+from kvpool.bench.buffers import Buffers, groups
+from kvpool.bench.rows import Value, expect
+from kvpool.bench.served import Served
+from kvpool.bench.timing import Timing, Work, percentile
+from kvpool.replay.payload import Keys, keys_of
+
+MAKE_FULL_BLOCKS = 16
+_FRESH_ID = 1 << 40  # ids from here on are of blocks that were never put before
+_GIB = 1 << 30
+_fresh_ids = itertools.count(_FRESH_ID)
+
+
+def fill(space: kvpool.Namespace, buffers: Buffers) -> None:
+    """Puts all of the source, and gets it once: each side has touched every page then."""
+    for start in range(0, buffers.count, 16):
+        rows = slice(start, start + 16)
+        result = space.put(buffers.keys[rows], buffers.source[rows])
+        expect(result.stored == len(result), f"a put into a pool with room: {result}")
+    check_reads(space, buffers)
+
+
+def check_reads(space: kvpool.Namespace, buffers: Buffers) -> None:
+    """Compares every block of the working set, by get_into and by view."""
+    for start in range(0, buffers.count, 16):
+        rows = slice(start, start + 16)
+        keys, out = buffers.keys[rows], buffers.target[rows]
+        out.fill(0)
+        expect(space.get_into(keys, out) == len(keys), "a block is gone")
+        expect(not buffers.wrong(keys, out), "get_into gave wrong bytes")
+        with space.view(keys) as blocks:
+            expect(len(blocks) == len(keys), "a block is gone")
+            seen = np.stack([np.frombuffer(block, dtype=np.uint64) for block in blocks])
+        expect(not buffers.wrong(keys, seen), "view showed wrong bytes")
+
+
+def reads(space: kvpool.Namespace, buffers: Buffers, batch: int, seed: int) -> dict[str, Work]:
+    """get_into and view of blocks that are all there."""
+    of_group = [buffers.keys[at : at + batch] for at in range(0, buffers.count, batch)]
+    places = [buffers.target[at : at + batch] for at in range(0, buffers.count, batch)]
+    got, to = groups(buffers.count, batch, seed + 2), groups(buffers.count, batch, seed + 3)
+    seen = groups(buffers.count, batch, seed + 4)
+
+    def get_into() -> None:
+        expect(space.get_into(of_group[next(got)], places[next(to)]) == batch, "a block is gone")
+
+    def view() -> None:
+        with space.view(of_group[next(seen)]) as blocks:
+            expect(len(blocks) == batch, "a block is gone")
+
+    return {"get_into": get_into, "view": view}
+
+
+def make_full(pool: kvpool.Pool, space: kvpool.Namespace, buffers: Buffers) -> None:
+    """Puts until the pool evicts, so that every later put takes the place of a cold block."""
+    while not pool.stats()["evictions"]:
+        for _ in range(64):
+            _put(space, buffers, MAKE_FULL_BLOCKS, 0)
+
+
+def put_from(space: kvpool.Namespace, buffers: Buffers, batch: int, seed: int) -> Work:
+    """Puts of fresh blocks out of the source."""
+    of = groups(buffers.count, batch, seed + 5)
+    return lambda: _put(space, buffers, batch, next(of))
+
+
+def put_staged(space: kvpool.Namespace, staged: kvpool.Staging) -> Work:
+    """Puts of fresh blocks that lie in staging memory, where their producer wrote them."""
+
+    def step() -> None:
+        result = space.put_staged(_fresh_keys(len(staged)), staged)
+        expect(result.stored == len(staged), f"a staged put: {result}")
+
+    return step
+
+
+def check_put(space: kvpool.Namespace, buffers: Buffers, batch: int) -> None:
+    """One more put, and what it wrote is what the pool gives back.
+
+    Of blocks put in one moment a full pool evicts the deepest first: those still there are
+    compared, and the first one must be.
+    """
+    keys = _put(space, buffers, batch, 0)
+    _check_stored(space, keys, buffers.source[:batch], "put")
+
+
+def check_staged(space: kvpool.Namespace, staged: kvpool.Staging, buffers: Buffers) -> None:
+    """The same of a staged put, of other bytes than those that were timed."""
+    for number, block in enumerate(staged):
+        block[:] = buffers.source[number].view(np.uint8).data
+    keys = _fresh_keys(len(staged))
+    expect(space.put_staged(keys, staged).stored == len(staged), "a staged put was refused")
+    _check_stored(space, keys, buffers.source[: len(staged)], "put_staged")
+
+
+def _check_stored(space: kvpool.Namespace, keys: Keys, wanted: np.ndarray, work: str) -> None:
+    out = np.zeros_like(wanted)
+    got = space.get_into(keys, out)
+    expect(got > 0, f"what {work} wrote is gone")
+    expect(np.array_equal(out[:got], wanted[:got]), f"{work} stored wrong bytes")
+
+
+def _put(space: kvpool.Namespace, buffers: Buffers, batch: int, group: int) -> Keys:
+    keys = _fresh_keys(batch)
+    result = space.put(keys, buffers.source[group * batch : (group + 1) * batch])
+    expect(result.stored == batch, f"a put into a full pool: {result}")
+    return keys
+
+
+def _fresh_keys(count: int) -> Keys:
+    return keys_of(list(itertools.islice(_fresh_ids, count)))
+
+
+# --- what it costs -------------------------------------------------------------------------------
+
+
+def cpu_of_both_sides(
+    step: Work, step_bytes: int, daemon: Served, seconds: float
+) -> dict[str, Value]:
+    """CPU seconds per GiB of this process and of the daemon, of one work back to back."""
+    own_started, node_started = time.process_time(), daemon.cpu_s()
+    steps, end = 0, time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        step()
+        steps += 1
+    moved_gib = steps * step_bytes / _GIB
+    return {
+        "cpu_s_per_GiB": (time.process_time() - own_started) / moved_gib,
+        "node_cpu_s_per_GiB": (daemon.cpu_s() - node_started) / moved_gib,
+    }
+
+
+def paced(steps: dict[str, Callable[[], object]], rounds: int, pause_s: float) -> dict[str, Timing]:
+    """Every work once per round, `pause_s` of sleep before each: both sides sleep when it begins.
+
+    pause_s = 0: each work back to back, one after the other, both sides awake.
+    """
+    found: dict[str, list[float]] = {name: [] for name in steps}
+    for name in [*steps] * rounds if pause_s else [n for n in steps for _ in range(rounds)]:
+        if pause_s:
+            time.sleep(pause_s)
+        started = time.perf_counter_ns()
+        steps[name]()
+        found[name].append((time.perf_counter_ns() - started) / 1e3)
+    return {name: Timing(samples) for name, samples in found.items()}
+
+
+def idle_share(daemon: Served, seconds: float) -> float:
+    """Share of a core that the daemon takes while nobody asks for anything."""
+    started, spent = time.perf_counter(), daemon.cpu_s()
+    time.sleep(seconds)
+    return (daemon.cpu_s() - spent) / (time.perf_counter() - started)
+
+
+def median(samples: list[float]) -> float:
+    return percentile(samples, 0.5)
