@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from kvpool import wire, wire_node
 from kvpool.serve_control import Requests, Server
 
-AHEAD_MAX = 4  # requests of one client that are read before their turn
+AHEAD_MAX = 2  # requests of one client that are read before their turn
 
 # Runs a call in a thread of the daemon and gives its result; `slow`: it may wait for a disk.
 InThread = Callable[..., Awaitable[Any]]
