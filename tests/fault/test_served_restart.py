@@ -175,12 +175,12 @@ def view(blocks: Blocks, _: int) -> None:
 def test_a_wait_ends_when_the_daemon_does(lasting: Served, channel: str) -> None:
     with lasting.connect(channel, timeout=2) as pool:
         blocks = Blocks(pool)
-        blocks.put_all([0])
+        blocks.put_all([9000])
         answers: list[tuple[int, float]] = []
 
         def wait() -> None:
             begin = time.monotonic()
-            answers.append((blocks.space.wait(keys_of([0, 1]), 4), time.monotonic() - begin))
+            answers.append((blocks.space.wait(keys_of([9000, 9001]), 4), time.monotonic() - begin))
 
         waiting = threading.Thread(target=wait)
         waiting.start()
