@@ -43,7 +43,7 @@ class Remote {
   // A node that died takes all its sockets with it: then who reads its memory is told, too.
   bool wait_broken(Deadline deadline) {
     const bool is_lost = streams_->wait_broken(deadline);
-    if (memory_ && streams_->live() == 0)
+    if (memory_ && is_lost)
       memory_->wait_until_broken(std::chrono::steady_clock::now() + kMemoryFollows);
     return is_lost || is_broken();
   }

@@ -1,10 +1,10 @@
 // The connections of a node: sockets that speak frames, and lanes of shared memory. Threads without
 // Python; the handshake was made by whoever hands a connection over.
 //
-// Every source (a stream, a bell of a lane, the socket of an shm client) is armed for one event; the
-// thread that takes the event handles it itself, then arms the source again, so nothing is handed
-// over between threads and one source keeps one thread at most. When no thread is left to take
-// events one more is started, up to one per source.
+// Every source (a stream, a bell of a lane, the socket of an shm client) is armed for one event;
+// the thread that takes the event handles it itself, then arms the source again, so nothing is
+// handed over between threads and one source keeps one thread at most. When no thread is left to
+// take events one more is started, up to one per source.
 //
 // Promises:  1. nothing that a connection sends or leaves out keeps another from being served: the
 //               worst is that it is closed, with a reason;

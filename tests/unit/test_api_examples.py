@@ -27,6 +27,10 @@ SAYS = {
         r"after a restart: 256 of 256 blocks",
         r"got 256 blocks, byte for byte",
     ],
+    "04_prefill_and_decode.py": [
+        r"prefill: 0 blocks were there, 64 put",
+        r"decode: 64 of 64 blocks, byte for byte",
+    ],
 }
 
 
