@@ -127,6 +127,7 @@ def test_a_client_that_claims_to_read_everything(daemon: Served, witness: Blocks
     before = pool.stats()["clients_ended_for_pins"]
     with working(intruders.name_all_slots, daemon.unix_address, witness.block_bytes) as intruder:
         assert intruder.hear() == "ready"
+        witness.put(fill)  # some may find no room, as long as it lasts
         wait_for(lambda: pool.stats()["clients_ended_for_pins"] > before, what="it is ended")
         wait_for(lambda: pool.stats()["clients"] == 1, what="what it named is free")
         assert "pinned more than it may" in pool.stats()["server"]["last_closed"]
