@@ -35,8 +35,8 @@ def serve(
     """Serve one pool to every process of this host, until SIGTERM.
 
     Every option can also stand in a file (--config) or in a variable: --ssd-capacity is capacity in
-    its table [ssd], and KVPOOL_SERVE_SSD_CAPACITY. Flags win over variables, variables over the
-    file. Says `kvpool: ready` on stdout when clients can connect; logs to stderr.
+    the table ssd of that file, and KVPOOL_SERVE_SSD_CAPACITY. Flags win over variables, variables
+    over the file. Says `kvpool: ready` on stdout when clients can connect; logs to stderr.
     """
     from kvpool import serve_config, serve_plan
 
