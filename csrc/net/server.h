@@ -63,6 +63,9 @@ class Server {
   void start_shm(std::uint64_t client);
 
   ServerStats stats() const;
+  // Connections and lanes now, of all clients and of one.
+  std::size_t sources() const;
+  std::size_t sources_of(std::uint64_t client) const;
   // Requests under way are ended, new ones refused. False: some were not done by the deadline.
   bool drain(Deadline deadline);
   void close();

@@ -124,15 +124,25 @@ std::vector<Hash128> some_keys(std::size_t size, std::mt19937_64& random) {
   return keys;
 }
 
-// A view, looked at again and again for as long as it lives.
+// A view, looked at again and again for as long as it lives: not only bytes of its keys, but the
+// same every time.
 struct Viewed {
+  Viewed(std::unique_ptr<Pins> seen, std::vector<Hash128> of)
+      : pins(std::move(seen)), keys(std::move(of)) {
+    for (const Pins::Place& place : pins->places) versions.push_back(word_at(place));
+  }
   std::unique_ptr<Pins> pins;
   std::vector<Hash128> keys;
+  std::vector<std::uint64_t> versions;
 
+  std::uint64_t word_at(const Pins::Place& place) const {
+    return *reinterpret_cast<const volatile std::uint64_t*>(pins->base + place.offset);
+  }
   void check(Tally& tally) const {
     for (std::size_t i = 0; i < pins->places.size(); ++i) {
       const Pins::Place& place = pins->places[i];
-      tally.wrong_views += !are_words(pins->base + place.offset, place.bytes, keys[i]);
+      tally.wrong_views += !are_words(pins->base + place.offset, place.bytes, keys[i]) ||
+                           word_at(place) != versions[i];
       tally.viewed_bytes += place.bytes;
     }
     ++tally.views;
@@ -150,7 +160,7 @@ int read_until_told(Channel& channel, const std::deque<NamedSpace>& spaces, Tall
     CheckingSink sink(keys, kBlockBytes[size], tally);
     channel.get(spaces[size], keys, sink, why);
     if (n % 8 == 0) {
-      views.push_back({channel.acquire(spaces[size], keys, why), keys});
+      views.emplace_back(channel.acquire(spaces[size], keys, why), keys);
       views.back().check(tally);
       if (views.size() > 20) {
         views.front().check(tally);
@@ -277,23 +287,26 @@ TEST_CASE("litmus: processes that read without asking accept nothing wrong") {
   CHECK(stats.store.blocks_moved > 0);
 }
 
-// Few blocks, so that the one that is being looked for is often leaving just then.
+// Long views of small blocks that come and go as fast as a node can: of those that a client finds,
+// some have left, and their slots are another block's, before it has said that it looks at them.
 TEST_CASE("litmus: what is seen in place stays, though it was about to leave") {
   test::Random random("litmus views");
-  constexpr std::size_t kSize = 1;
-  constexpr std::uint64_t kFew = 48;  // of 32 slots
+  constexpr std::uint64_t kFew = 520, kAway = 16;  // of 512 slots
   const ShmHost host(test::Pool::plain(kUnitBytes));
-  Namespace& own = host.space(kSize, kBlockBytes[kSize]);
+  Namespace& own = host.space(0, kBlockBytes[0]);
   const NamedSpace space(own);
   Tally& tally = Tally::create();
   std::vector<std::unique_ptr<ClientProcess>> readers;
   for (std::size_t i = 0; i < kReaders; ++i)
     readers.push_back(std::make_unique<ClientProcess>(
         host.ticket(), [&, i](ShmChannel& channel, ShmClient&, ClientProcess::Link) {
-          for (std::uint64_t n = i; tally.stop == 0; ++n) {
-            const std::vector<Hash128> keys = {key_of(n % kFew), key_of((n + 1) % kFew)};
+          std::mt19937_64 draw(i);
+          while (tally.stop == 0) {
+            std::vector<Hash128> keys;
+            const std::uint64_t first = draw() % kFew;
+            for (std::uint64_t k = 0; k < 64; ++k) keys.push_back(key_of((first + k) % kFew));
             Miss why = Miss::none;
-            const Viewed seen{channel.acquire(space, keys, why), keys};
+            const Viewed seen(channel.acquire(space, keys, why), keys);
             seen.check(tally);
             seen.check(tally);
           }
@@ -301,10 +314,16 @@ TEST_CASE("litmus: what is seen in place stays, though it was about to leave") {
         }));
   const auto until = std::chrono::steady_clock::now() + 1500ms;
   std::uint64_t stored = 0;
-  for (std::uint64_t n = 0; std::chrono::steady_clock::now() < until; ++n) {
-    const std::vector<Hash128> key = {key_of(random.engine()() % kFew)};
-    if (n % 3 == 0) host.node->remove(own, key);
-    WordSource source(key, kBlockBytes[kSize], n | 1, n % 2 == 0);
+  std::deque<Hash128> away;
+  for (std::uint64_t n = 0; n < kFew || std::chrono::steady_clock::now() < until; ++n) {
+    if (n >= kFew) {
+      away.push_back(key_of(random.engine()() % kFew));
+      host.node->remove(own, {&away.back(), 1});
+      if (away.size() <= kAway) continue;
+    }
+    const std::vector<Hash128> key = {n < kFew ? key_of(n) : away.front()};
+    if (n >= kFew) away.pop_front();
+    WordSource source(key, kBlockBytes[0], n | 1, n % 2 == 0);
     PutStatus status = PutStatus::failed;
     host.node->put({own, key, nullptr, after(5ms)}, source, &status);
     stored += status == PutStatus::stored;

@@ -308,6 +308,9 @@ if child == 0:
             told += 1
     pool.close()
     assert pool.closed
+    with kvpool.connect(sys.argv[1]) as own:
+        assert got(own.namespace(opaque(salt=sys.argv[1])), [key(1)]) == 1
+    del own
     fds = [f"/proc/self/fd/{each}" for each in os.listdir("/proc/self/fd")]
     links = [os.readlink(each) for each in fds if os.path.lexists(each)]
     left = [each for each in links if each.startswith("socket:") or "memfd" in each]

@@ -53,6 +53,17 @@ def test_a_name_that_stands_for_another_manifest_is_told_by_field(control: socke
     assert opened(control, name="n", tp=(0, 2))["ok"] is True
 
 
+def test_names_are_kept_within_a_bound(
+    control: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve_control, "NAMED_BYTES_MAX", 300)
+    answers = [opened(control, name=f"n{number}") for number in range(4)]
+    assert [answer["ok"] for answer in answers] == [True, True, False, False]
+    assert answers[-1]["error"] == "no_resource"
+    assert opened(control, name="n0")["ok"] is True
+    assert opened(control, salt="without a name")["ok"] is True
+
+
 def test_drop_and_temperature_go_by_number(control: socket.socket) -> None:
     number = opened(control)["number"]
     assert request(control, "drop", number=number) == {"id": 1, "ok": True, "blocks": 0}
