@@ -25,7 +25,7 @@ setup:  ## install what is missing, build the extension: then .venv/bin/kvpool w
 	@.ci/setup
 
 .PHONY: demo
-demo: setup  ## a generated workload through an embedded pool, with every byte verified
+demo: setup  ## a daemon with two clients, then an embedded pool; every byte verified
 	@$(kvpool) demo $(ARGS)
 
 .PHONY: test

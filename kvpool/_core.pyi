@@ -355,6 +355,11 @@ class Server:
 
     def start_shm(self, client: int) -> None: ...
     def stats(self) -> dict[str, Any]: ...
+    @property
+    def sources(self) -> int: ...
+    def sources_of(self, client: int) -> int:
+        """Connections and lanes that a client has now."""
+
     def drain(self, timeout_s: object) -> bool:
         """
         Refuse new requests and wait for those under way; False: some were not done in time.

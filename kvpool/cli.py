@@ -21,6 +21,7 @@ from kvpool import serve_cli, ssd_cli
 from kvpool.replay import arguments
 
 if TYPE_CHECKING:
+    from kvpool.replay import demo_served
     from kvpool.replay.score import Score
     from kvpool.replay.trace import Trace
 
@@ -105,14 +106,17 @@ def workload(
 
 @app.command()
 def demo(seed: Seed = 1, as_json: arguments.AsJson = False) -> None:
-    """Run a made-up workload through an embedded pool, every byte compared.
+    """Show a pool at work, every byte compared: a daemon with two clients, then an embedded pool.
 
-    Takes under 40 s on two idle cores, about a minute on two busy ones.
+    The daemon is reached by shared memory and by TCP, each beside memcpy. The embedded pool runs a
+    made-up workload under every policy, and with an SSD tier. Takes under 60 s on two idle cores.
     """
-    from kvpool.replay import demo, progress
+    from kvpool.replay import demo, demo_served, progress
     from kvpool.replay.workload import WorkloadOptions
 
     workload = WorkloadOptions(seed=seed)
+    with _told_plainly():
+        by_daemon = _demo_served(seed, as_json)
     scores = []
     with _told_plainly(), progress.watching(prints_meanwhile=as_json) as watch:
         for score in demo.demo(workload, watch):
@@ -131,6 +135,24 @@ def demo(seed: Seed = 1, as_json: arguments.AsJson = False) -> None:
     if not as_json:
         _print(*demo.summary(workload, scores))
     _fail_on_mismatches(scores)
+    if wrong := demo_served.mismatches(by_daemon):
+        _tell(f"error: {wrong:,} wrong blocks by the daemon")
+        raise typer.Exit(1)
+
+
+def _demo_served(seed: int, as_json: bool) -> list[demo_served.Step | demo_served.Handover]:
+    """Prints as soon as it is done."""
+    from kvpool.replay import demo_served
+
+    done = []
+    with Console(stderr=True).status("a daemon") as status:  # a spinner, on a terminal only
+        for step in demo_served.steps(seed, status.update):
+            done.append(step)
+            if as_json:
+                print(demo_served.json_line(step), flush=True)
+    if not as_json:
+        _print(*demo_served.summary(done))
+    return done
 
 
 class _Bench(enum.StrEnum):
@@ -192,13 +214,15 @@ def bench(
 def _told_plainly() -> Iterator[None]:
     """Failures that a user can act on become one line and exit status 1; our bugs stay loud."""
     from kvpool.bench.rows import BenchError
+    from kvpool.replay.demo_served import ServedError
     from kvpool.replay.run import ReplayError
     from kvpool.replay.ssd import SsdError
     from kvpool.replay.trace import TraceError
 
+    ours = (TraceError, ReplayError, SsdError, BenchError, ServedError)
     try:
         yield
-    except (TraceError, ReplayError, SsdError, BenchError, kvpool.KvpoolError) as error:
+    except (*ours, kvpool.KvpoolError) as error:
         _tell(f"error: {error}")
         raise typer.Exit(1) from None
 

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,18 @@ class Served:
     """`kvpool serve` as a process. Options by their name: ssd_capacity="64MiB"."""
 
     def __init__(
-        self, folder: Path, *, tcp: bool = True, descriptors: int | None = None, **options: Any
+        self,
+        folder: Path,
+        *,
+        tcp: bool = True,
+        limits: Mapping[int, int] | None = None,
+        **options: Any,
     ) -> None:
+        """limits: number of a resource -> what setrlimit(2) is to set before the daemon begins."""
         self.folder = folder
         self.socket_path = str(folder / "node.sock")
         self.log_path = folder / "daemon.log"
-        self.descriptors = descriptors
+        self.limits = dict(limits or {})
         self.options = {
             "dram": "64MiB",
             "prefault": "off",
@@ -66,16 +72,30 @@ class Served:
         """channel: shm or tcp."""
         return self.unix_address if channel == "shm" else self.tcp_address
 
-    def start(self) -> "Served":
-        """Returns when clients can connect. A second time, it listens where it did before."""
+    def launch(self) -> None:
+        """Begins; whether it gets ready is another matter."""
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-X", "faulthandler", "-m", "kvpool", "serve", *self._flags()],
                 cwd=ROOT,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                preexec_fn=functools.partial(_before_daemon, self.descriptors),
+                preexec_fn=functools.partial(_before_daemon, self.limits),
             )
+
+    def refused(self) -> tuple[int, str]:
+        """Of one that must not get ready: its exit code, and the line that says why."""
+        self.launch()
+        assert self.process.stdout is not None
+        assert self.process.wait(WAIT_S) > 0
+        assert self.process.stdout.read() == b""
+        lines = [line for line in self.log().splitlines() if line.startswith("kvpool: error: ")]
+        assert lines, self.log()
+        return self.process.returncode, lines[-1]
+
+    def start(self) -> "Served":
+        """Returns when clients can connect. A second time, it listens where it did before."""
+        self.launch()
         line = self._first_line()
         assert line.startswith("kvpool: ready "), f"{line}\n{self.log()}"
         words = dict(word.split("=", 1) for word in line.split()[2:])
@@ -144,10 +164,10 @@ def served(folder: Path, **options: Any) -> Iterator[Served]:
         daemon.close()
 
 
-def _before_daemon(descriptors: int | None) -> None:
+def _before_daemon(limits: Mapping[int, int]) -> None:
     die_with_parent()
-    if descriptors is not None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+    for number, limit in limits.items():
+        resource.setrlimit(number, (limit, limit))
 
 
 def die_with_parent() -> None:
@@ -259,6 +279,9 @@ class Blocks:
         self.space = pool.namespace(opaque(model, block_bytes=block_bytes))
         self.block_bytes = block_bytes
         self._payload = Payload(block_bytes)
+
+    def keys(self, numbers: Iterable[int]) -> Any:
+        return keys_of(list(numbers))
 
     def payload(self, numbers: Iterable[int]) -> Any:
         keys = keys_of(list(numbers))

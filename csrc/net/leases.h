@@ -1,4 +1,4 @@
-// What one client has leased by request: blocks that stay where they are in the arena it has mapped.
+// What one client has leased by request: blocks that stay where they are in the arena it maps.
 //
 // Leases are the client's, not the stream's that asked: a stream may end for a deadline while what
 // was leased through it is still being read. They end when they are released through any stream of

@@ -216,4 +216,10 @@ std::size_t Reactor::sources() const {
   return entries_.size();
 }
 
+std::size_t Reactor::sources_of(std::uint64_t owner) const {
+  const Lock lock(mutex_);
+  const auto found = by_owner_.find(owner);
+  return found == by_owner_.end() ? 0 : found->second.size();
+}
+
 }  // namespace kvpool

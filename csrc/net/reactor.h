@@ -42,6 +42,7 @@ class Reactor {
 
   std::size_t threads() const;
   std::size_t sources() const;
+  std::size_t sources_of(std::uint64_t owner) const;
 
  private:
   struct Entry {

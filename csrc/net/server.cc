@@ -87,6 +87,12 @@ ServerStats Server::stats() const {
   return stats;
 }
 
+std::size_t Server::sources() const { return impl_->reactor->sources(); }
+
+std::size_t Server::sources_of(std::uint64_t client) const {
+  return impl_->reactor->sources_of(client);
+}
+
 bool Server::drain(Deadline deadline) {
   impl_->books.draining.store(true, std::memory_order_relaxed);
   return impl_->reactor->drain(deadline);

@@ -40,7 +40,10 @@ void Server::start_shm(std::uint64_t client) {
     books->begin_shm();
   }
   // Refused (no room for more sources, closing): the socket closes with the attachment.
-  if (!impl_->reactor->add(client, attachment->sources(books))) books->end_shm();
+  if (!impl_->reactor->add(client, attachment->sources(books)))
+    books->end_shm();
+  else if (!impl_->books_of(client))
+    impl_->reactor->drop(client);  // dropped in between: nobody else will close these sources
 }
 
 }  // namespace kvpool

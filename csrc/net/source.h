@@ -4,11 +4,11 @@
 //   1. on_ready() is called by one thread at a time, never beside on_closed(), and not again before
 //      it has returned. It may take as long as its requests do: others are served meanwhile.
 //   2. on_closed() is called once, last, whatever the reason: the peer, drop_client(), close().
-//   3. interrupt() may come at any moment until destruction, from any thread, also while on_ready()
-//      runs, also twice.
+//   3. interrupt() may come at any moment until destruction, from any thread, also while
+//      on_ready() runs, also twice.
 // What it owes:
 //   1. on_ready() returns within 100 ms of interrupt();
-//   2. it holds its descriptor open until it is destroyed, so that a number is never another file's;
+//   2. it holds its descriptor open until it is destroyed: no number becomes another file's;
 //   3. on_ready() never blocks but by poll, futex or the node, each with a deadline;
 //   4. what it has not taken from its descriptor makes it ready again (level-triggered). What it
 //      took and left in memory of its own does not.

@@ -10,6 +10,7 @@ import numpy as np
 import kvpool
 from kvpool.bench.rows import expect
 from kvpool.bench.served import Served, served
+from kvpool.bench.ssd import namespace
 from kvpool.replay.payload import Payload, keys_of
 
 BLOCK_BYTES = 64
@@ -41,9 +42,7 @@ def small_blocks_bytes(blocks: int) -> int:
 
 def filled(pool: kvpool.Pool, blocks: int, *, first_id: int = 0) -> kvpool.Namespace:
     """Puts blocks of ids first_id, first_id + 1, ... with payload that tells them apart."""
-    space = pool.namespace(
-        kvpool.Manifest(model="bench", layout="opaque", block_tokens=16, block_bytes=BLOCK_BYTES)
-    )
+    space = namespace(pool, BLOCK_BYTES)
     payload = Payload(BLOCK_BYTES)
     data = np.empty((_PUT_BLOCKS, BLOCK_BYTES // 8), dtype=np.uint64)
     for start in range(first_id, first_id + blocks, _PUT_BLOCKS):

@@ -14,6 +14,7 @@ import numpy as np
 
 import kvpool
 from kvpool.bench.fill import (
+    BLOCK_BYTES,
     filled,
     open_small_blocks,
     served_small_blocks,
@@ -22,6 +23,7 @@ from kvpool.bench.fill import (
 from kvpool.bench.rows import Row, Value, at_most, expect
 from kvpool.bench.scale import Scale
 from kvpool.bench.served import MEMORY_LEFT_BYTES, memory_available_bytes
+from kvpool.bench.ssd import namespace
 from kvpool.bench.timing import Work, interleaved
 from kvpool.replay.payload import Keys, keys_of
 
@@ -43,7 +45,7 @@ def lookup(scale: Scale) -> Iterator[Row]:
         with kvpool.connect(daemon.unix) as pool:
             yield from _rows(scale, "shm", filled(pool, entries), entries)
         with kvpool.connect(daemon.tcp) as pool:
-            yield from _rows(scale, "tcp", filled(pool, entries), entries)
+            yield from _rows(scale, "tcp", namespace(pool, BLOCK_BYTES), entries)
 
 
 def _that_fit(scale: Scale, entries: int) -> int:

@@ -1,19 +1,14 @@
 """The example in docs/protocol.md, sent byte for byte to a node."""
 
-import asyncio
 import re
-import socket
 import struct
-from collections.abc import Callable
 from pathlib import Path
 
 import msgpack
 
-from kvpool import Manifest, _core
-from kvpool.daemon import Daemon
-from kvpool.serve_listen import Listeners
-from kvpool.serve_log import open_log
-from tests.daemons import WAIT_S, planned
+from kvpool import Manifest
+from tests.compat.nodes import beside_a_node
+from tests.compat.plain_client import connected, exactly
 from tests.pools import ROOT
 
 EXAMPLE = (ROOT / "docs" / "protocol.md").read_text().partition("\n## Example\n")[2]
@@ -29,22 +24,6 @@ def blocks_of_bytes() -> list[bytes]:
         assert all(matches), fence
         found.append(bytes.fromhex("".join(match[1] for match in matches if match)))
     return found
-
-
-def exactly(sock: socket.socket, count: int) -> bytes:
-    parts = b""
-    while len(parts) < count:
-        part = sock.recv(count - len(parts))
-        assert part, f"closed after {parts!r}"
-        parts += part
-    return parts
-
-
-def connected(path: str) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX)
-    sock.settimeout(WAIT_S)
-    sock.connect(path)
-    return sock
 
 
 def talk(path: str) -> None:
@@ -69,22 +48,5 @@ def talk(path: str) -> None:
         assert exactly(stream, len(got)) == got
 
 
-async def with_a_node(folder: Path, work: Callable[[str], None]) -> None:
-    plan = planned(folder, log_level="error")
-    listeners = Listeners(plan)
-    node = _core.Node.open(**plan.node)
-    server = _core.Server.create(node, **plan.server)
-    log = open_log(plan.log_format, plan.log_level)
-    daemon = Daemon(plan, node, server, listeners, log, "0")
-    stop, ready = asyncio.Event(), asyncio.Event()
-    running = asyncio.create_task(daemon.run(stop, ready.set))
-    try:
-        await asyncio.wait_for(ready.wait(), WAIT_S)
-        await asyncio.to_thread(work, plan.socket_path)
-    finally:
-        stop.set()
-        await running
-
-
 def test_the_example_is_what_a_node_says(tmp_path: Path) -> None:
-    asyncio.run(with_a_node(tmp_path, talk))
+    beside_a_node(tmp_path, talk)

@@ -4,7 +4,6 @@ While there is no node every block is a miss at once; while there is one that sa
 call ends by its deadline. Right bytes or a miss, before, meanwhile and after.
 """
 
-import contextlib
 import signal
 import threading
 import time
@@ -27,8 +26,10 @@ NUMBERS = range(48)
 DEADLINE_S = 0.5
 
 
-@contextlib.contextmanager
-def with_ssd(folder: Path) -> Iterator[Served]:
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A daemon with an SSD tier that promises every put. It is running between tests."""
+    folder = tmp_path_factory.mktemp("restart")
     options = {
         "dram": "16MiB",
         "ssd": str(folder / "tier"),
@@ -51,19 +52,19 @@ def mappings(name: str) -> int:
 
 
 @pytest.mark.parametrize("channel", CHANNELS)
-def test_a_daemon_that_is_killed_and_started_again(tmp_path: Path, channel: str) -> None:
-    with with_ssd(tmp_path) as daemon, daemon.connect(channel, timeout=2) as pool:
+def test_a_daemon_that_is_killed_and_started_again(lasting: Served, channel: str) -> None:
+    with lasting.connect(channel, timeout=2) as pool:
         blocks = Blocks(pool)
         blocks.put_all(NUMBERS)
         arenas = mappings("memfd:kvpool-arena")
         with blocks.space.view(keys_of(NUMBERS)) as viewed:
             assert len(viewed) == len(NUMBERS)
-            daemon.kill()
+            lasting.kill()
             begin = time.monotonic()
             assert_all_is_missing_at_once(blocks)
             assert all(map(blocks.is_right, NUMBERS, viewed))
 
-            daemon.start()
+            lasting.start()
             wait_for(lambda: is_connected(pool), BACK_S_MAX, "connected again")
             assert blocks.get(NUMBERS) == len(NUMBERS)
             assert pool.stats()["ssd_hits"] >= len(NUMBERS)
@@ -101,9 +102,9 @@ def assert_all_is_missing_at_once(blocks: Blocks) -> None:
 
 
 @pytest.mark.parametrize("channel", CHANNELS)
-def test_killed_again_and_again_under_load(tmp_path: Path, channel: str) -> None:
+def test_killed_again_and_again_under_load(lasting: Served, channel: str) -> None:
     """What is under way ends as a miss, or as not stored because of that; then all goes on."""
-    with with_ssd(tmp_path) as daemon, daemon.connect(channel, timeout=2) as pool:
+    with lasting.connect(channel, timeout=2) as pool:
         Blocks(pool).put_all(NUMBERS)
         stop = threading.Event()
         failures: list[BaseException] = []
@@ -125,7 +126,7 @@ def test_killed_again_and_again_under_load(tmp_path: Path, channel: str) -> None
         for thread in threads:
             thread.start()
         try:
-            for _ in range(3):
+            for _ in range(2):
                 before = dict(rounds)
                 wait_for(
                     lambda before=before: (
@@ -138,8 +139,8 @@ def test_killed_again_and_again_under_load(tmp_path: Path, channel: str) -> None
                     what="all do something",
                 )
                 assert not failures, failures
-                daemon.kill()
-                daemon.start()
+                lasting.kill()
+                lasting.start()
                 wait_for(lambda: is_connected(pool), BACK_S_MAX, "connected again")
         finally:
             stop.set()
@@ -171,32 +172,33 @@ def view(blocks: Blocks, _: int) -> None:
 
 
 @pytest.mark.parametrize("channel", CHANNELS)
-def test_a_wait_ends_when_the_daemon_does(tmp_path: Path, channel: str) -> None:
-    with with_ssd(tmp_path) as daemon, daemon.connect(channel, timeout=2) as pool:
+def test_a_wait_ends_when_the_daemon_does(lasting: Served, channel: str) -> None:
+    with lasting.connect(channel, timeout=2) as pool:
         blocks = Blocks(pool)
-        blocks.put_all([0])
+        blocks.put_all([9000])
         answers: list[tuple[int, float]] = []
 
         def wait() -> None:
             begin = time.monotonic()
-            answers.append((blocks.space.wait(keys_of([0, 1]), 4), time.monotonic() - begin))
+            answers.append((blocks.space.wait(keys_of([9000, 9001]), 4), time.monotonic() - begin))
 
         waiting = threading.Thread(target=wait)
         waiting.start()
         wait_for(lambda: pool.stats()["clients_waiting"] == 1, what="it waits")
-        daemon.kill()
+        lasting.kill()
         waiting.join(WAIT_S)
         ((found, took_s),) = answers
         assert found <= 1
         assert took_s < 4 + SLACK_S
+    lasting.start()
 
 
 # --- SIGSTOP -------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Served]:
-    with served(tmp_path) as running:
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("stopped")) as running:
         yield running
 
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FIELDS = {
     "local": {"work", "block_bytes", "batch", "GBps", "p50_us", "p99_us", "memcpy_GBps", "ratio"},
     "keys": {"work", "hash", "tokens", "block_tokens", "p50_us", "p99_us"},
-    "lookup": {"work", "channel", "keys", "p50_us", "p99_us"},
+    "lookup": {"work", "channel", "entries", "keys", "p50_us", "p99_us"},
     "policy": {
         "work", "policy", "capacity_blocks", "requests", "blocks", "seconds", "ns_per_block",
     },
@@ -42,8 +42,9 @@ def test_rows_have_exactly_their_fields(measured, name: str) -> None:
     assert all(set(row) == FIELDS[name] for row in measured[name])
 
 
-def test_every_bench_is_tested_here_or_needs_a_disk() -> None:
-    assert set(suite.BENCHES) == {*FIELDS, "ssd"}  # test_ssd_bench.py
+def test_every_bench_is_tested_somewhere() -> None:
+    elsewhere = {"ssd", "shm", "tcp"}  # test_ssd_bench.py, test_bench_served.py
+    assert set(suite.BENCHES) == {*FIELDS, *elsewhere}
 
 
 def test_local_measures_every_work_size_and_batch(measured) -> None:
@@ -53,8 +54,9 @@ def test_local_measures_every_work_size_and_batch(measured) -> None:
     assert all(row["p50_us"] <= row["p99_us"] for row in measured["local"])
 
 
-def test_lookup_measures_1_256_and_8192_keys(measured) -> None:
-    assert [row["keys"] for row in measured["lookup"]] == [1, 256, 8192]
+def test_lookup_measures_1_256_and_8192_keys_by_every_channel(measured) -> None:
+    wanted = list(itertools.product(("local", "shm", "tcp"), (1, 256, 8192)))
+    assert [(row["channel"], row["keys"]) for row in measured["lookup"]] == wanted
 
 
 def test_memory_is_within_reason(measured) -> None:
