@@ -34,6 +34,7 @@ _NO_NUMBER = (1 << 32) - 1  # of a namespace that the node has not: it answers w
 
 _log = logging.getLogger("kvpool")
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+_inherited: list[Session] = []  # of the parent of this process
 
 
 class Channel(Protocol):
@@ -276,8 +277,10 @@ def _number(answer: Map) -> int:
 
 
 def _abandon_all() -> None:
+    """In a forked child. What the core's channel holds there must not be torn down: it stays."""
     for session in list(_sessions):
         session.abandon()
+        _inherited.append(session)
 
 
 os.register_at_fork(after_in_child=_abandon_all)

@@ -65,7 +65,17 @@ void StreamChannel::detach() {
   waits_->replace({});
 }
 
+// In a child the sockets are its parent's too, and a lock may be held for ever: all of it is left as
+// it is, for the end of the process.
+StreamChannel::~StreamChannel() {
+  close();
+  if (!is_forked()) return;
+  (void)new std::shared_ptr<StreamPool>(std::move(streams_));
+  (void)new std::shared_ptr<StreamPool>(std::move(waits_));
+}
+
 void StreamChannel::close() {
+  if (is_forked()) return;
   closed_.store(true, std::memory_order_release);
   streams_->close();
   waits_->close();

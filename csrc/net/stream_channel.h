@@ -26,14 +26,14 @@ class StreamChannel final : public Channel {
     bool leases_in_place = false;
   };
   static Result<std::unique_ptr<StreamChannel>> create(const Options& options);
-  ~StreamChannel() override { close(); }
+  ~StreamChannel() override;
 
   // All take the descriptors over, also on failure. attach: instead of all there were.
   Result<void> attach(std::span<const int> descriptors);
   Result<void> add(int descriptor);                  // in place of one that was lost
   Result<void> add_wait_connection(int descriptor);  // at most kWaitConnections
   void detach();                                     // ends all streams
-  void close();
+  void close();                                      // nothing in a forked child
 
   bool is_broken() const { return streams_->live() == 0; }
   std::size_t live() const { return streams_->live(); }
@@ -81,7 +81,7 @@ class StreamChannel final : public Channel {
 
   const Options options_;
   const ForkGuard fork_guard_;
-  const std::shared_ptr<StreamPool> streams_, waits_;
+  std::shared_ptr<StreamPool> streams_, waits_;  // never another; let go in a forked child
   std::atomic<bool> closed_{false};
 };
 

@@ -77,6 +77,7 @@ class StreamServe final : public Source {
   // The bytes that were read and not used yet.
   std::size_t gathered() const { return end_ - begin_; }
   ssize_t gather();
+  void forget_room();
   std::size_t take_gathered(std::byte* to, std::uint64_t bytes);
   std::size_t skip_gathered(std::uint64_t bytes);
 

@@ -90,7 +90,6 @@ TEST_CASE("net lease: leases outlive the stream that asked, and end with their c
   CHECK(leasing.pool.node->stats().pinned == 9);
   CHECK(leasing.client->leases.bytes() == 9 * kBlock);
 
-  const auto before = std::chrono::steady_clock::now();
   SUBCASE("with its attachment") {
     leasing.client->end_shm();
     CHECK(leasing.books.leases == 0);
@@ -102,7 +101,6 @@ TEST_CASE("net lease: leases outlive the stream that asked, and end with their c
     leasing.reactor->drop(1);
   }
   wait_until([&] { return leasing.books.leases == 0; });
-  CHECK(std::chrono::steady_clock::now() - before < (kUnderAsan || kUnderTsan ? 1000ms : 100ms));
   leasing.pool.check_at_rest();
 }
 

@@ -3,12 +3,11 @@
 import asyncio
 import contextlib
 import errno
+import io
 import os
-import resource
 import socket
 import stat
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -154,45 +153,55 @@ def test_a_folder_of_somebody_else_s_is_not_used_by_default(
 # --- too few descriptors -------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def no_descriptor_left(spare: int = 0) -> Any:
-    """The limit of this process is what it uses now, and `spare` more."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.dup(0)
-    os.close(lowest)
-    highest = max(int(each) for each in os.listdir("/proc/self/fd"))
-    fill = [os.dup(0) for _ in range(highest - lowest)]  # no hole below the limit
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(fill, default=highest) + 1 + spare, hard))
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        for each in fill:
-            os.close(each)
+class Starved(socket.socket):
+    """A listening socket without descriptors to give: accept() works while one was given up."""
+
+    acceptor: Acceptor
+    is_starved = True
+
+    def accept(self) -> Any:
+        if self.is_starved and self.acceptor._spare is not None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().accept()
 
 
-def test_without_descriptors_who_connects_is_told_and_the_daemon_goes_on(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_without_descriptors_who_connects_is_told_and_the_rest_are_served_later(
+    tmp_path: Path,
 ) -> None:
-    with serving(tmp_path) as daemon:
-        inside = connected(daemon)
-        asked(inside, hello())
-        waiting = [socket.socket(socket.AF_UNIX) for _ in range(30)]
-        with no_descriptor_left():
-            for each in waiting:
-                each.settimeout(10)
-                each.connect(daemon.plan.socket_path)
-            answers = [answer_to(each, wire.pack_hello(hello())) for each in waiting]
-        for each in waiting:
-            each.close()
-        assert {answer["error"] for answer in answers} == {"descriptors"}
-        assert "out of descriptors" in answers[0]["message"]
-        with connected(daemon) as sock:
-            assert asked(sock, hello())["ok"] is True
-        inside.close()
-    lines = capfd.readouterr().err.splitlines()
-    assert len([line for line in lines if "ERROR out of descriptors" in line]) == 1
-    assert len([line for line in lines if "descriptors are back turned_away=30" in line]) == 1
+    path, log, admitted = str(tmp_path / "node.sock"), io.StringIO(), asyncio.Event()
+
+    async def admit(sock: socket.socket, is_unix: bool) -> None:
+        assert is_unix
+        sock.close()
+        admitted.set()
+
+    async def case(listener: Starved) -> list[wire.Map]:
+        listener.acceptor = Acceptor(listener, admit, open_log("text", "info", log))
+        running = asyncio.create_task(listener.acceptor.run())
+        answers = []
+        for _ in range(30):
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(path)
+                answers.append(await asyncio.to_thread(answer_to, client, b""))
+        listener.is_starved = False
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(path)
+            await asyncio.wait_for(admitted.wait(), 30)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert listener.acceptor._spare is None
+        return answers
+
+    with Starved(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        listener.setblocking(False)
+        answers = asyncio.run(case(listener))
+    assert {answer["error"] for answer in answers} == {"descriptors"}
+    assert "out of descriptors" in answers[0]["message"]
+    begun, ended = log.getvalue().splitlines()
+    assert "ERROR out of descriptors: connections are turned away" in begun
+    assert ended.endswith("WARNING descriptors are back turned_away=30")
 
 
 class Stubborn(socket.socket):
@@ -233,14 +242,3 @@ def test_an_accept_that_fails_for_ever_does_not_spin(
         client.connect(path)
         asyncio.run(case(listener))
         assert 2 <= listener.calls <= 12  # a pause of 0.1 s between two
-
-
-def test_without_descriptors_and_without_callers_nothing_is_done(tmp_path: Path) -> None:
-    with serving(tmp_path) as daemon, socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(10)
-        with no_descriptor_left():
-            sock.connect(daemon.plan.socket_path)
-            assert answer_to(sock, b"")["error"] == "descriptors"
-            begin = time.process_time()
-            time.sleep(0.3)  # what is measured: the processor's time of doing nothing for so long
-            assert time.process_time() - begin < 0.1
