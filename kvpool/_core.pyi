@@ -135,6 +135,9 @@ class Layers:
     @property
     def page_count(self) -> int: ...
 
+def release_blocks(blocks: list[Any]) -> None:
+    """Release memoryviews, but those that something else was made from."""
+
 class Pinned:
     """Pins of the blocks of one view; lives as long as a memoryview of them."""
 
