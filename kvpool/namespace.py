@@ -155,6 +155,7 @@ class Namespace(_core.Space):
         """put() of the first blocks of a Staging, one per key, from where they are.
 
         The memory may be filled again afterwards, whatever the result; leave it alone meanwhile.
+        After TIMED_OUT the node may not be done with it: until it is, puts from it are TIMED_OUT.
         """
         check_type("staged", staged, Staging)
         return PutResult(_core.put_staged(self, keys, staged.memory, parent, timeout))

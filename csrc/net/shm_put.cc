@@ -161,7 +161,7 @@ void ShmChannel::put(const PutCall& call, BlockSource& source, PutStatus* status
 // --- payload that is born in staging memory ------------------------------------------------------
 
 StagedBlocks::~StagedBlocks() {
-  if (client_ != nullptr && client_->is_forked()) run_.forget();
+  if (run_ != nullptr && client_->is_forked()) run_->forget();
 }
 
 std::unique_ptr<StagedBlocks> ShmChannel::reserve_many(const Space& space, std::size_t count,
@@ -185,7 +185,7 @@ std::unique_ptr<StagedBlocks> ShmChannel::reserve_many(const Space& space, std::
   status = PutStatus::stored;
   std::unique_ptr<StagedBlocks> blocks(new StagedBlocks());
   blocks->payload_ = use.client->staging() + run.offset() + ahead;
-  blocks->run_ = std::move(run);
+  blocks->run_ = std::make_shared<StagingRun>(std::move(run));
   blocks->client_ = use.client;
   blocks->count_ = count;
   blocks->stride_ = stride;
@@ -198,15 +198,20 @@ void ShmChannel::put_staged(const PutCall& call, StagedBlocks& blocks, PutStatus
   const ShmUse use = this->use(call.space, call.deadline);
   KVP_CHECK(call.keys.size() <= blocks.count() && call.space.block_bytes == blocks.block_bytes_);
   // Made for a node that is gone.
-  if (!use || use.client != blocks.client_ || blocks.is_lost()) {
+  if (!use || use.client != blocks.client_) {
     std::ranges::fill(all, PutStatus::disconnected);
+    return;
+  }
+  if (blocks.is_awaited()) use.client->find_lanes();
+  if (blocks.is_awaited()) {
+    std::ranges::fill(all, PutStatus::timed_out);
     return;
   }
   ClientLane* const lane = all.empty() ? nullptr : lane_for(use, all);
   if (lane == nullptr) return;
   const std::uint64_t key_bytes = lane_key_bytes(call.keys.size(), call.parent != nullptr);
   const auto payload_at = static_cast<std::uint64_t>(blocks.payload_ - use.client->staging());
-  lane->used = std::move(blocks.run_);
+  lane->used = blocks.run_;
   {
     LaneCall request(*use.client, *lane, use.deadline);
     request.ask({.op = LaneOp::put,
@@ -218,7 +223,6 @@ void ShmChannel::put_staged(const PutCall& call, StagedBlocks& blocks, PutStatus
     request.show(call.keys.size() * blocks.stride());
     request.rouse();
     read_statuses(request, all);
-    if (request.is_answered()) blocks.run_ = std::move(lane->used);
   }
   const auto missing = std::ranges::find_if_not(all, is_there);
   if (missing != all.end()) std::fill(missing + 1, all.end(), PutStatus::chain_broken);

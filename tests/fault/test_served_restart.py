@@ -298,3 +298,36 @@ def test_a_daemon_that_stops_often(daemon: Served, channel: str) -> None:
             finally:
                 daemon.signal(signal.SIGCONT)
         assert_all_works_again(pool)
+
+
+def test_staging_memory_of_a_late_put_is_nobody_elses(daemon: Served) -> None:
+    """Its producer may fill it again at any time, and the node may still be reading it."""
+    count = 16
+    late, others = range(800, 800 + count), range(900, 900 + count)
+    with daemon.connect("shm", timeout=DEADLINE_S) as pool:
+        blocks = Blocks(pool)
+        staged = blocks.space.staging(count)
+        fill(staged, blocks.payload(late))
+        daemon.signal(signal.SIGSTOP)
+        try:
+            for _ in range(2):  # the second time, because the node has not answered the first
+                result = blocks.space.put_staged(keys_of(list(late)), staged, timeout=0.1)
+                assert result.reason is Reason.TIMED_OUT
+        finally:
+            daemon.signal(signal.SIGCONT)
+        wait_for(
+            lambda: blocks.space.put_staged(keys_of(list(late)), staged).no_room == 0,
+            BACK_S_MAX,
+            "the node takes blocks from there again",
+        )
+        assert blocks.get(late) == count
+        another = blocks.space.staging(count)
+        fill(another, blocks.payload(others))
+        fill(staged, np.zeros((count, blocks.block_bytes), np.uint8))
+        assert blocks.space.put_staged(keys_of(list(others)), another).stored == count
+        assert blocks.get(others) == count
+
+
+def fill(staged: kvpool.Staging, payload: Any) -> None:
+    for place, block in zip(staged, payload, strict=True):
+        place[:] = block.tobytes()
