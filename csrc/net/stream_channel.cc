@@ -94,10 +94,16 @@ std::size_t StreamChannel::lookup(const Space& space, std::span<const Hash128> k
     if (loan.empty()) return done;
     const auto part = request_of(keys, done);
     const auto reply = loan.one().request(
-        {.op = Op::lookup, .space = number_of(space), .keys = part, .deadline = deadline}, body);
+        {.op = Op::lookup, .space = number_of(space), .keys = part, .deadline = deadline},
+        std::span(body).first(part.size()));
     why = reply.is_good() ? reply.why : reply.trouble();
     if (!reply.is_good()) return done;
-    if (tiers != nullptr) std::memcpy(tiers + done, body.data(), reply.body_bytes);
+    if (reply.body_bytes != part.size()) {
+      loan.one().abandon();  // what it says fits no request of ours
+      why = Miss::disconnected;
+      return done;
+    }
+    if (tiers != nullptr) std::memcpy(tiers + done, body.data(), part.size());
     done += reply.count;
     if (reply.count < part.size()) return done;
   }

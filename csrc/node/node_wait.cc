@@ -30,9 +30,8 @@ std::size_t Node::wait(const Namespace& space, std::span<const Hash128> keys, De
     }
     Waiter waiter;
     const auto place = waiters_.emplace(fingerprint(incarnation, keys[present]), &waiter);
-    const auto until =
-        given_up ? std::min(deadline, std::chrono::steady_clock::now() + kAskEvery) : deadline;
-    waiter.came.wait_until(lock, until, [&] { return waiter.is_due || stopping_; });
+    waiter.came.wait_until(lock, next_look(deadline, given_up),
+                           [&] { return waiter.is_due || stopping_; });
     waiters_.erase(place);
   }
 }
