@@ -130,7 +130,7 @@ def test_lookup_takes_fewer_entries_where_memory_lacks(monkeypatch) -> None:
     assert lookup._that_fit(scale, 20_000) == 20_000
     assert not said
     monkeypatch.setattr(lookup, "memory_available_bytes", lambda: 3 << 30)
-    assert lookup._that_fit(scale, 1_000_000) == 250_000
+    assert lookup._that_fit(scale, 1_000_000) == 500_000
     assert "too little memory for 1,000,000" in said[0]
 
 
