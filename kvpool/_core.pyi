@@ -135,6 +135,9 @@ class Layers:
     @property
     def page_count(self) -> int: ...
 
+def release_blocks(blocks: list[Any]) -> None:
+    """Release memoryviews, but those that something else was made from."""
+
 class Pinned:
     """Pins of the blocks of one view; lives as long as a memoryview of them."""
 
@@ -355,6 +358,11 @@ class Server:
 
     def start_shm(self, client: int) -> None: ...
     def stats(self) -> dict[str, Any]: ...
+    @property
+    def sources(self) -> int: ...
+    def sources_of(self, client: int) -> int:
+        """Connections and lanes that a client has now."""
+
     def drain(self, timeout_s: object) -> bool:
         """
         Refuse new requests and wait for those under way; False: some were not done in time.

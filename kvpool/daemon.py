@@ -38,7 +38,7 @@ from kvpool.serve_plan import Plan
 
 QUICK_THREADS = 2
 SLOW_THREADS = 4
-STREAMS_PER_CLIENT_MAX = 16
+STREAMS_PER_CLIENT_MAX = 96  # for blocks, and one for each wait() under way
 _DRAIN_SHARE = 0.25  # of the time for ending; the rest is for writing what is not on the SSD yet
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
@@ -62,7 +62,7 @@ class Daemon:
         self._log = log
         self._version = version
         self._boot = secrets.token_bytes(16)  # tells one life of the daemon from the next
-        self._clients = Clients(plan.clients_max, plan.server["max_sources"])
+        self._clients = Clients(plan.clients_max, plan.server["max_sources"], server)
         self._handshakes = Handshakes()
         self._controls: set[asyncio.Task[None]] = set()
         self._quick = ThreadPoolExecutor(QUICK_THREADS, "kvpool-quick")
@@ -181,11 +181,8 @@ class Daemon:
 
     async def _begin_stream(self, sock: socket.socket, hello: wire.Hello, peer: Peer) -> None:
         client = self._clients.named(hello.client)
-        if client.streams >= STREAMS_PER_CLIENT_MAX:
-            text = f"a client has {STREAMS_PER_CLIENT_MAX} connections for blocks at most"
-            raise wire.RefusedByPeer("full", text)
-        self._clients.take_sources(client, 1)
-        client.streams += 1
+        lanes = 1 + self._plan.server["lanes"] if client.has_shm else 0
+        self._clients.require_sources(client, 1, STREAMS_PER_CLIENT_MAX + lanes)
         await wire_node.send(sock, wire.pack_hello({"ok": True}))
         self._server.add_stream(client.number, sock.detach())
 
@@ -197,7 +194,8 @@ class Daemon:
             )
         if client.has_shm:
             raise wire.RefusedByPeer("shm", "this client has its shared memory already")
-        self._clients.take_sources(client, 1 + self._plan.server["lanes"])
+        lanes = 1 + self._plan.server["lanes"]
+        self._clients.require_sources(client, lanes, STREAMS_PER_CLIENT_MAX + lanes)
         client.has_shm = True
         # The socket is the core's from here on, whatever becomes of this; the answer needs one too.
         with sock.dup() as reply:

@@ -299,14 +299,11 @@ class View:
     def __enter__(self) -> list[memoryview]:
         blocks: list[memoryview] = self._space.view_blocks(self._keys)
         self._entered.append(blocks)
-        return list(blocks)
+        return blocks.copy()
 
     def __exit__(self, *_: object) -> None:
-        for block in self._entered.pop():
-            try:
-                block.release()
-            except BufferError:  # an array was made from it: the pin ends with that array
-                continue
+        # One that an array was made from stays: the pins end with that array.
+        _core.release_blocks(self._entered.pop())
 
 
 class Staging(Sequence[memoryview]):
@@ -331,9 +328,7 @@ class Staging(Sequence[memoryview]):
 
     def release(self) -> None:
         """Give the memory back, once no array made from it is left."""
-        for block in self._blocks:
-            with contextlib.suppress(BufferError):
-                block.release()
+        _core.release_blocks(self._blocks)
 
     def __enter__(self) -> Self:
         return self

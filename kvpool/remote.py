@@ -143,8 +143,10 @@ class RemoteBackend:
         return int(answer["bytes"])
 
     def flush(self, timeout: float) -> bool:
-        """See Pool.flush()."""
-        return self._ask_until("flush", timeout)
+        """See Pool.flush(). False without a node: nobody says that anything was committed."""
+        with contextlib.suppress(Unreachable):
+            return self._ask_until("flush", timeout)
+        return False
 
     def trim(self) -> None:
         """See Pool.trim()."""

@@ -29,6 +29,7 @@ from kvpool.errors import (
     Unreachable,
 )
 
+_LEAVE_S = 1.0  # until a thread has left a socket that was shut down
 _BELOW_BELLS = 4  # descriptors of an shm answer that are no lane's: arena, index, control, staging
 
 
@@ -68,11 +69,17 @@ class Control:
             self._lock.release()
 
     def close(self) -> None:
-        """Ends a request that waits in another thread, too."""
+        """Ends a request that waits in another thread, too.
+
+        The descriptor goes when that thread has left the socket: its number may be another file's
+        a moment later.
+        """
         self.is_broken = True
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
-        self._sock.close()
+        if self._lock.acquire(timeout=_LEAVE_S):
+            self._sock.close()
+            self._lock.release()
 
     def abandon(self) -> None:
         """In a forked child: closes this process's descriptor, and leaves the connection alone."""
@@ -123,7 +130,14 @@ class Link:
         self.streams, self.shm = [], None
         return streams, shm
 
+    def forgo_shm(self) -> None:
+        """Gives back what came for shared memory."""
+        shm, self.shm = self.shm, None
+        if shm is not None:
+            wire_client.close_all([shm[0], *shm[1]])
+
     def close(self) -> None:
+        """Ends what is still here. Idempotent."""
         streams, shm = self.given()
         wire_client.close_all(streams)
         if shm is not None:

@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import random
+import stat
 import threading
 import time
 import weakref
@@ -29,9 +30,11 @@ BACKOFF_S_MIN = 0.05
 BACKOFF_S_MAX = 2.0
 WAITS_MAX = 64  # at a time, each on a connection of its own
 _WATCH_S = 1.0  # between two looks at what the channel does not see
+_NO_NUMBER = (1 << 32) - 1  # of a namespace that the node has not: it answers with misses
 
 _log = logging.getLogger("kvpool")
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+_inherited: list[Session] = []  # of the parent of this process
 
 
 class Channel(Protocol):
@@ -45,6 +48,7 @@ class Channel(Protocol):
     def wait_broken(self, timeout_s: float) -> bool: ...
     @property
     def wait_connections(self) -> int: ...
+    def add_stream(self, descriptor: int) -> None: ...
     def add_wait_connection(self, descriptor: int) -> None: ...
     def add_space(self, id: bytes, block_bytes: int, number: int) -> Any: ...
     def stats(self) -> dict[str, Any]: ...
@@ -76,10 +80,15 @@ class Session:
         self._spaces: dict[bytes, tuple[Manifest, Any]] = {}
         self._link: Link | None = None
         self._waits = 0  # under way
+        self._shares_memory: bool | None = None  # as the channel was made
+        self._handed_on: list[
+            tuple[int, int, int]
+        ] = []  # descriptors of the channel: see abandon()
         self._keeper = threading.Thread(target=self._keep, name="kvpool-keeper", daemon=True)
 
     def begin(self, link: Link) -> None:
         """Uses the first connections and starts the keeper. Raises KvpoolError, closed then."""
+        self._shares_memory = link.shm is not None
         try:
             self._use(link)
         except BaseException:
@@ -133,8 +142,7 @@ class Session:
             if link is not None and self.channel.wait_connections < min(self._waits, WAITS_MAX):
                 deadline = time.monotonic() + self.timeout_s
                 with contextlib.suppress(KvpoolError):
-                    stream = link.another_stream(self.address, self._caller, deadline)
-                    self.channel.add_wait_connection(stream)
+                    self.channel.add_wait_connection(self._another_stream(link, deadline))
         try:
             yield
         finally:
@@ -152,19 +160,47 @@ class Session:
             link.close()
 
     def abandon(self) -> None:
-        """In a forked child, where other threads' locks may be held for ever."""
-        self.closed.set()
+        """In a forked child: closes its descriptors of the connections, which are the parent's.
+
+        Else the node would take the parent for alive as long as the child is. The channel cannot,
+        as its locks may be held for ever: what still is what was handed to it is closed here.
+        """
         link = self._link
         if link is not None:
             link.control.abandon()
+        for fd, *identity in self._handed_on:
+            with contextlib.suppress(OSError):
+                if _identity(fd) == tuple(identity):
+                    os.close(fd)
 
     # --- the keeper ------------------------------------------------------------------------------
 
     def _keep(self) -> None:
         while not self.closed.is_set():
             link = self._link
-            if self.channel.wait_broken(_WATCH_S) or link is None or link.control.is_broken:
+            is_lost = self.channel.wait_broken(_WATCH_S)
+            if not self.closed.is_set() and not self._is_well(link, is_lost):
                 self._connect_again()
+
+    def _is_well(self, link: Link | None, is_lost: bool) -> bool:
+        """Whether these connections go on: all of them, or mended, where one of several ended."""
+        if link is None or link.control.is_broken or self.channel.is_broken:
+            return False
+        return not is_lost or self._mend(link)
+
+    def _mend(self, link: Link) -> bool:
+        """One more connection in place of one that ended; the others work on meanwhile."""
+        try:
+            self.channel.add_stream(self._another_stream(link, time.monotonic() + self.timeout_s))
+        except KvpoolError as error:
+            self.trouble = str(error)
+            return False
+        return True
+
+    def _another_stream(self, link: Link, deadline: float) -> int:
+        stream = link.another_stream(self.address, self._caller, deadline)
+        self._handed_on.append((stream, *_identity(stream)))
+        return stream
 
     def _connect_again(self) -> None:
         pause_s = BACKOFF_S_MIN
@@ -184,6 +220,7 @@ class Session:
         """Opens the namespaces by these connections and hands those to the channel."""
         with self._lock, contextlib.ExitStack() as undo:
             undo.callback(link.close)
+            self._match_memory(link)
             trouble = link.why_no_shm
             numbers: dict[bytes, int] = {}
             for id, (manifest, _) in self._spaces.items():
@@ -194,12 +231,16 @@ class Session:
                     raise
                 except KvpoolError as error:  # of this one only: its blocks are misses
                     trouble = f"namespace {manifest.name or id.hex()}: {error}"
+                    numbers[id] = _NO_NUMBER
                     _log.warning("kvpool: %s: lost a %s", self.address, trouble)
                 else:
                     numbers[id] = _number(answer)
             if self.closed.is_set():
                 raise PoolClosed("the pool is closed")
-            self.channel.attach(*link.given(), numbers)
+            streams, shm = link.given()
+            fds = [*streams, *((shm[0], *shm[1]) if shm is not None else ())]
+            self._handed_on = [(fd, *_identity(fd)) for fd in fds if _is_told_apart(fd)]
+            self.channel.attach(streams, shm, numbers)
             before, self._link = self._link, link
             self.trouble = trouble
             undo.pop_all()
@@ -207,6 +248,25 @@ class Session:
             before.close()
         if self.closed.is_set():  # close() may have looked at the link before
             link.close()
+
+    def _match_memory(self, link: Link) -> None:
+        """A channel was made with shared memory or without, and cannot change that."""
+        if self._shares_memory and link.shm is None:
+            raise Unreachable(f"{self.address}: no shared memory any more: {link.why_no_shm}")
+        if not self._shares_memory:
+            link.forgo_shm()
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    """What tells a socket or memfd from another that has its number later."""
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
+
+
+def _is_told_apart(fd: int) -> bool:
+    """Not so an eventfd: all of them are one inode."""
+    mode = os.fstat(fd).st_mode
+    return stat.S_ISSOCK(mode) or stat.S_ISREG(mode)
 
 
 def _number(answer: Map) -> int:
@@ -217,8 +277,10 @@ def _number(answer: Map) -> int:
 
 
 def _abandon_all() -> None:
+    """In a forked child. What the core's channel holds there must not be torn down: it stays."""
     for session in list(_sessions):
         session.abandon()
+        _inherited.append(session)
 
 
 os.register_at_fork(after_in_child=_abandon_all)

@@ -35,8 +35,8 @@ def serve(
     """Serve one pool to every process of this host, until SIGTERM.
 
     Every option can also stand in a file (--config) or in a variable: --ssd-capacity is capacity in
-    its table [ssd], and KVPOOL_SERVE_SSD_CAPACITY. Flags win over variables, variables over the
-    file. Says `kvpool: ready` on stdout when clients can connect; logs to stderr.
+    the table ssd of that file, and KVPOOL_SERVE_SSD_CAPACITY. Flags win over variables, variables
+    over the file. Says `kvpool: ready` on stdout when clients can connect; logs to stderr.
     """
     from kvpool import serve_config, serve_plan
 
@@ -67,6 +67,7 @@ def run(plan: Plan) -> None:
     raise_descriptor_limit()
     with contextlib.closing(serve_listen.Listeners(plan)) as listeners:
         node = _core.Node.open(**plan.node)
+        _tell_if_buffered(plan, node.stats(), log)
         server = _core.Server.create(node, **plan.server)
         asyncio.run(_serve(plan, (node, server), listeners, log))
     log.info("ended")
@@ -91,6 +92,13 @@ def _told_to_end(stop: asyncio.Event, log: EventLog, number: int) -> None:
     faulthandler.dump_traceback_later(END_S_MAX, exit=True)
     notify("STOPPING=1")
     stop.set()
+
+
+def _tell_if_buffered(plan: Plan, stats: dict[str, Any], log: EventLog) -> None:
+    """What kvpool.open() warns of with TierBuffered."""
+    if plan.node["ssd"] and plan.node["ssd_direct"] and not stats["ssd_direct"]:
+        reason = stats["ssd_buffered_reason"]
+        log.warning("SSD tier goes through the page cache", ssd=plan.node["ssd"], reason=reason)
 
 
 def _tell_ready(plan: Plan, listeners: Any, log: EventLog) -> None:

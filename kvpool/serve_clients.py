@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kvpool import wire, wire_node
-from kvpool.serve_control import Requests
+from kvpool.serve_control import Requests, Server
 
-AHEAD_MAX = 4  # requests of one client that are read before their turn
+AHEAD_MAX = 2  # requests of one client that are read before their turn
 
 # Runs a call in a thread of the daemon and gives its result; `slow`: it may wait for a disk.
 InThread = Callable[..., Awaitable[Any]]
@@ -45,8 +45,6 @@ class Client:
     pid: int
     peer: Peer
     id: bytes = field(default_factory=lambda: secrets.token_bytes(wire.CLIENT_ID_BYTES))
-    sources: int = 0  # of the core's server that it has taken
-    streams: int = 0
     has_shm: bool = False
 
     def described(self) -> dict[str, Any]:
@@ -57,29 +55,27 @@ class Client:
 class Clients:
     """All that are connected, by the id that names them in their hellos. Bounded."""
 
-    def __init__(self, clients_max: int, sources_max: int) -> None:
+    def __init__(self, clients_max: int, sources_max: int, server: Server) -> None:
         self._clients_max = clients_max
         self._sources_max = sources_max
+        self._server = server
         self._by_id: dict[bytes, Client] = {}
 
     def __len__(self) -> int:
         return len(self._by_id)
-
-    @property
-    def sources(self) -> int:
-        return sum(each.sources for each in self._by_id.values())
 
     def require_place(self) -> None:
         """Raises RefusedByPeer, as what the peer is to be told."""
         if len(self._by_id) >= self._clients_max:
             raise wire.RefusedByPeer("full", f"the node has {self._clients_max} clients, its limit")
 
-    def take_sources(self, client: Client, count: int) -> None:
-        """They are given back with the client. Raises RefusedByPeer."""
-        if self.sources + count > self._sources_max:
+    def require_sources(self, client: Client, count: int, most: int) -> None:
+        """Room for so many more connections and lanes of a client. Raises RefusedByPeer."""
+        if self._server.sources + count > self._sources_max:
             text = f"the node has {self._sources_max} connections, its limit"
             raise wire.RefusedByPeer("full", text)
-        client.sources += count
+        if self._server.sources_of(client.number) + count > most:
+            raise wire.RefusedByPeer("full", f"a client has {most} connections at most")
 
     def add(self, client: Client) -> None:
         self._by_id[client.id] = client

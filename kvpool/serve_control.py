@@ -30,6 +30,7 @@ from kvpool.wire import Map
 
 WAIT_S_MAX = 1.0  # a client that would wait longer asks again
 RESIZE_WAIT_S_MAX = 10.0  # its answer does not say whether all is done: so in one go
+NAMED_BYTES_MAX = 64 << 20  # of manifests that are kept for their names
 KEY_BYTES = 16
 _NUMBER_MAX = (1 << 32) - 1
 _SIZE_MAX = 1 << 62
@@ -41,6 +42,9 @@ SLOW = frozenset({"drop", "resize", "trim", "flush", "settle"})
 class Server(Protocol):
     """What is used of the core's Server."""
 
+    @property
+    def sources(self) -> int: ...
+    def sources_of(self, client: int) -> int: ...
     def add_client(self) -> int: ...
     def drop_client(self, client: int) -> None: ...
     def add_stream(self, client: int, fd: int) -> None: ...
@@ -58,8 +62,9 @@ class Requests:
         self._node = node
         self._server = server
         self._log = log
-        self._lock = threading.Lock()  # guards _named
+        self._lock = threading.Lock()  # guards the names
         self._named: dict[str, Manifest] = {}
+        self._named_bytes = 0
         self._operations: Mapping[str, Callable[[Map], Map]] = {
             "open_namespace": self._open_namespace,
             "drop": self._drop,
@@ -99,15 +104,19 @@ class Requests:
             return _refused(number, "internal", "the node failed at this; its log says at what")
 
     def _open_namespace(self, request: Map) -> Map:
-        manifest = unpack(_bytes(request, "manifest"))
+        packed = _bytes(request, "manifest")
+        manifest = unpack(packed)
         assert manifest.block_bytes is not None  # computed by the manifest
         with self._lock:
             known = self._named.get(manifest.name) if manifest.name else None
             if known is not None and known != manifest:
                 raise ManifestMismatch(manifest.name, known.differing(manifest))
+            if self._named_bytes > NAMED_BYTES_MAX and manifest.name and known is None:
+                raise NoResource(f"the names of namespaces take {self._named_bytes} bytes already")
             opened = self._node.open_space(manifest.namespace_id, manifest.block_bytes)
-            if manifest.name:
+            if manifest.name and known is None:
                 self._named[manifest.name] = manifest
+                self._named_bytes += len(packed)
         return {"number": _core.Space(opened).number, "block_bytes": manifest.block_bytes}
 
     def _drop(self, request: Map) -> Map:

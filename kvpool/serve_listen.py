@@ -118,17 +118,21 @@ class Acceptor:
 
     async def run(self) -> None:
         """Until it is cancelled."""
-        loop = asyncio.get_running_loop()
         try:
             while True:
+                # First: without a descriptor to give, accept() fails where nobody is waiting, too.
+                await _readable(self._listener)
                 try:
-                    sock, _ = await loop.sock_accept(self._listener)
+                    sock, _ = self._listener.accept()
+                except BlockingIOError:
+                    continue
                 except OSError as error:
                     await self._failed(error)
                     continue
                 if self._turned_away:
                     self._log.warning("descriptors are back", turned_away=self._turned_away)
                     self._turned_away = 0
+                sock.setblocking(False)
                 if not self._is_unix:
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 await self._admit(sock, self._is_unix)
@@ -141,7 +145,7 @@ class Acceptor:
         if error.errno in _OUT_OF_DESCRIPTORS:
             if not self._turned_away:
                 self._log.error("out of descriptors: connections are turned away", reason=error)
-            self._turned_away += 1
+            self._turned_away += 1  # or, where there is no spare one either, made to wait
             if not self._turn_away():
                 await asyncio.sleep(PAUSE_S)
         elif error.errno in _OUT_OF_MEMORY:
@@ -149,7 +153,6 @@ class Acceptor:
             await asyncio.sleep(PAUSE_S)
         else:  # the peer's: it went away before we looked
             self._log.debug("cannot accept", reason=error)
-            await asyncio.sleep(0)
 
     def _turn_away(self) -> bool:
         """Spends the spare descriptor on an answer. False: there was none to spend."""
@@ -168,6 +171,21 @@ class Acceptor:
         with contextlib.suppress(OSError):
             self._spare = _spare_descriptor()
         return self._spare is not None
+
+
+async def _readable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    is_readable = loop.create_future()
+    loop.add_reader(sock, _set, is_readable)
+    try:
+        await is_readable
+    finally:
+        loop.remove_reader(sock)
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _spare_descriptor() -> int:

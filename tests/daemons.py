@@ -90,9 +90,10 @@ class BookServer:
 class Running:
     """A daemon that serves; stop() ends it and waits."""
 
-    def __init__(self, planned: Plan) -> None:
+    def __init__(self, planned: Plan, **instead: Callable[..., Any]) -> None:
         self.plan = planned
         self.node = WatchedNode(_core.Node.open(**{**planned.node, "prefault": "off"}))
+        self.node.instead.update(instead)
         self.server = BookServer()
         self.listeners = Listeners(planned)
         self.error: BaseException | None = None
@@ -110,7 +111,9 @@ class Running:
         return f"tcp://{self.listeners.tcp_addresses[0]}"
 
     def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
+        """Idempotent."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(WAIT_S)
         assert not self._thread.is_alive()
         if self.error is not None:
@@ -177,14 +180,15 @@ def answer_to(sock: socket.socket, said: bytes) -> wire.Map:
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         sock.sendall(said)
     everything = b""
-    while part := sock.recv(1 << 16):
-        everything += part
+    with contextlib.suppress(ConnectionResetError):  # an end like another, after all was read
+        while part := sock.recv(1 << 16):
+            everything += part
     _, length = wire.read_head(everything[: wire.HEAD_BYTES])
     assert len(everything) == wire.HEAD_BYTES + length
     return wire.read_map(everything[wire.HEAD_BYTES :])
 
 
-def request(sock: socket.socket, op: str, number: int = 1, **fields: Any) -> wire.Map:
+def request(sock: socket.socket, op: str, id: int = 1, **fields: Any) -> wire.Map:
     deadline = time.monotonic() + WAIT_S
-    wire_client.send_until(sock, wire.pack_message({"id": number, "op": op, **fields}), deadline)
+    wire_client.send_until(sock, wire.pack_message({"id": id, "op": op, **fields}), deadline)
     return wire_client.Messages(sock).next(deadline)

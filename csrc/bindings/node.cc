@@ -149,6 +149,7 @@ void add_pool_stats(const NodeStats& s, Stats& d) {
   add("namespaces", s.namespaces);
   add("clients", s.clients);
   add("clients_waiting", s.waiting);
+  add("clients_ended_for_pins", s.clients_ended);
   add("slots_held_for_views", s.held_slots);
   add("client_views", s.views);
   add("client_view_blocks", s.view_blocks);

@@ -162,6 +162,17 @@ nb::typed<nb::list, nb::any> view_blocks(const SpaceHandle& space, nb::handle ke
   return blocks;
 }
 
+// Those from which something else was made stay, and with them the pins of all.
+void release_blocks(const nb::typed<nb::list, nb::any>& blocks) {
+  static PyObject* const release = PyUnicode_InternFromString("release");
+  for (const nb::handle block : blocks) {
+    PyObject* const done = PyObject_CallMethodNoArgs(block.ptr(), release);
+    if (done == nullptr && !PyErr_ExceptionMatches(PyExc_BufferError)) throw nb::python_error();
+    if (done == nullptr) PyErr_Clear();
+    Py_XDECREF(done);
+  }
+}
+
 nb::typed<nb::tuple, nb::int_, nb::any> reserve_block(const SpaceHandle& space,
                                                       nb::handle key_object,
                                                       nb::handle parent_object,
@@ -188,6 +199,8 @@ nb::typed<nb::tuple, nb::int_, nb::any> reserve_block(const SpaceHandle& space,
 }
 
 void bind_pinned(nb::module_& m) {
+  m.def("release_blocks", &release_blocks, "blocks"_a,
+        "Release memoryviews, but those that something else was made from.");
   nb::class_<Pinned>(m, "Pinned", nb::type_slots(pinned_slots),
                      "Pins of the blocks of one view; lives as long as a memoryview of them.");
   nb::class_<Reservation>(m, "Reservation", nb::type_slots(reservation_slots),

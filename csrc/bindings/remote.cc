@@ -19,6 +19,10 @@ namespace {
 namespace nb = nanobind;
 using nb::literals::operator""_a;
 
+// From the end of a node's last stream to that of its shared memory, which one process's end closes
+// in one go.
+constexpr auto kMemoryFollows = std::chrono::milliseconds(50);
+
 std::uint64_t number_in(const nb::dict& info, const char* name) {
   if (!info.contains(name)) raise_bad_argument(std::string("the offer names no ") + name);
   return nb::cast<std::uint64_t>(info[name]);
@@ -27,7 +31,8 @@ std::uint64_t number_in(const nb::dict& info, const char* name) {
 class Remote {
  public:
   Remote(std::chrono::milliseconds timeout, bool on_this_host)
-      : streams_(value_or_raise(StreamChannel::create({timeout}))) {
+      : streams_(value_or_raise(
+            StreamChannel::create({.timeout = timeout, .leases_in_place = on_this_host}))) {
     if (on_this_host)
       memory_ = std::make_shared<ShmChannel>(streams_, ShmChannelOptions{.call_time_max = timeout});
   }
@@ -35,6 +40,13 @@ class Remote {
   bool is_forked() const { return streams_->is_forked(); }
   bool is_closed() const { return streams_->is_closed(); }
   bool is_broken() const { return streams_->is_broken() || (memory_ && memory_->is_broken()); }
+  // A node that died takes all its sockets with it: then who reads its memory is told, too.
+  bool wait_broken(Deadline deadline) {
+    const bool is_lost = streams_->wait_broken(deadline);
+    if (memory_ && is_lost)
+      memory_->wait_until_broken(std::chrono::steady_clock::now() + kMemoryFollows);
+    return is_lost || is_broken();
+  }
   StreamChannel& streams() { return *streams_; }
   ShmChannel* memory() { return memory_.get(); }
 
@@ -165,7 +177,7 @@ void bind_remote(nb::module_& m) {
           [](Remote& remote, nb::handle timeout_s) {
             const auto deadline = deadline_after(timeout_s);
             const GilReleased released;
-            return remote.streams().wait_broken(deadline) || remote.is_broken();
+            return remote.wait_broken(deadline);
           },
           "timeout_s"_a, "Sleep until a connection is lost (True) or the time is over.")
       .def(

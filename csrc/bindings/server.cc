@@ -93,6 +93,11 @@ void bind_server(nb::module_& m) {
           "start_shm", [](const ServerHandle& s, std::uint64_t client) { s->start_shm(client); },
           "client"_a)
       .def("stats", &stats)
+      .def_prop_ro("sources", [](const ServerHandle& s) { return s->sources(); })
+      .def(
+          "sources_of",
+          [](const ServerHandle& s, std::uint64_t client) { return s->sources_of(client); },
+          "client"_a, "Connections and lanes that a client has now.")
       .def(
           "drain",
           [](const ServerHandle& s, nb::handle timeout_s) {

@@ -82,6 +82,12 @@ class SlabPool {
   bool has_pages(SlabId slab) const { return slabs_[slab]->pages == Pages::present; }
 
   Slot slot_at(std::uint64_t offset) const;
+  // Of the slot that lies there; 0: there is none. Any number may be asked about.
+  std::uint64_t slot_bytes_at(std::uint64_t offset) const {
+    const std::uint64_t unit = offset / kUnitBytes;
+    if (unit >= slab_of_unit_.size() || slab_of_unit_[unit] == kNoSlab) return 0;
+    return classes_[slabs_[slab_of_unit_[unit]]->klass].slot_bytes;
+  }
   std::uint32_t owner(const Slot& slot) const { return slabs_[slot.slab]->owners[slot.index]; }
   // A taken slot passes to another owner.
   void set_owner(const Slot& slot, std::uint32_t owner);

@@ -11,6 +11,7 @@
 // Thread rule: one waiter at a time per pair of words; any number that rouse.
 #pragma once
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -70,6 +71,9 @@ struct Patience {
   std::chrono::milliseconds slice{20};  // between two looks whether to give up
 };
 
+// Lets others run now and then: on a busy machine the one that is waited for may have been woken
+// onto this very core, and would get it only when the spinning ends. With nobody else to run that
+// costs 0.3 us.
 template <typename Ready>
 bool spin_until(const Ready& ready, std::chrono::microseconds time) {
   constexpr int kLooks = 32;  // between two looks at the clock, which cost as much
@@ -79,6 +83,7 @@ bool spin_until(const Ready& ready, std::chrono::microseconds time) {
       if (ready()) return true;
       pause_core();
     }
+    sched_yield();
   } while (std::chrono::steady_clock::now() < until);
   return false;
 }

@@ -70,7 +70,7 @@ void LaneCall::ask(const Ask& ask) {
 
 void LaneCall::cancel() {
   shared_.cancelled.store(lane_.number, std::memory_order_release);
-  node().rouse();
+  node().rouse();  // its fence: what the caller writes from here on comes after
 }
 
 template <typename Ready>

@@ -67,6 +67,10 @@ bool LaneSource::fill(std::size_t index, std::byte* slot, Hash128& sum) {
     if (start + done - ours_ >= kShowBytes) publish(start + done);
     if (ours_ - roused_ >= std::min(kRouseBytes, request_.ring_bytes / 2)) rouse();
   }
+  // A client that has given up may have filled its staging memory with something else since: what
+  // was copied is the block's only if that had not begun.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (lane_.cancelled.load(std::memory_order_relaxed) == request_.number) return false;
   publish(start + stride_);
   moved_ += block_bytes_;
   sum = stream.digest();

@@ -20,7 +20,8 @@ constexpr std::size_t kStackScale = 1;
 
 }  // namespace
 
-Result<std::unique_ptr<Reactor>> Reactor::create(std::uint32_t sources_max) {
+Result<std::unique_ptr<Reactor>> Reactor::create(std::uint32_t sources_max,
+                                                 std::chrono::milliseconds idle_max) {
   Descriptor poller(epoll_create1(EPOLL_CLOEXEC));
   if (!poller.is_open()) return fail_for(errno, "epoll");
   Descriptor stop(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -29,11 +30,16 @@ Result<std::unique_ptr<Reactor>> Reactor::create(std::uint32_t sources_max) {
   event.events = EPOLLIN;  // not one-shot: it wakes every thread
   if (epoll_ctl(poller.get(), EPOLL_CTL_ADD, stop.get(), &event) != 0)
     return fail_for(errno, "epoll");
-  return std::unique_ptr<Reactor>(new Reactor(std::move(poller), std::move(stop), sources_max));
+  return std::unique_ptr<Reactor>(
+      new Reactor(std::move(poller), std::move(stop), sources_max, idle_max));
 }
 
-Reactor::Reactor(Descriptor poller, Descriptor stop, std::uint32_t sources_max)
-    : poller_(std::move(poller)), stop_(std::move(stop)), sources_max_(sources_max) {}
+Reactor::Reactor(Descriptor poller, Descriptor stop, std::uint32_t sources_max,
+                 std::chrono::milliseconds idle_max)
+    : poller_(std::move(poller)),
+      stop_(std::move(stop)),
+      sources_max_(sources_max),
+      idle_ms_(static_cast<int>(idle_max.count())) {}
 
 bool Reactor::arm(int operation, std::uint64_t number, const Source& source) {
   epoll_event event{};
@@ -107,7 +113,7 @@ bool Reactor::sleep(Lock& lock, std::uint64_t& number, std::uint32_t& events) {
   if (stopping_) return false;
   lock.unlock();
   epoll_event event{};
-  const int found = epoll_wait(poller_.get(), &event, 1, may_end ? kIdleS * 1000 : -1);
+  const int found = epoll_wait(poller_.get(), &event, 1, may_end ? idle_ms_ : -1);
   lock.lock();
   number = found > 0 ? event.data.u64 : 0;
   events = event.events;
@@ -214,6 +220,12 @@ std::size_t Reactor::threads() const {
 std::size_t Reactor::sources() const {
   const Lock lock(mutex_);
   return entries_.size();
+}
+
+std::size_t Reactor::sources_of(std::uint64_t owner) const {
+  const Lock lock(mutex_);
+  const auto found = by_owner_.find(owner);
+  return found == by_owner_.end() ? 0 : found->second.size();
 }
 
 }  // namespace kvpool

@@ -5,7 +5,7 @@
 //
 // Every source is armed for one event (EPOLLONESHOT), so it keeps one thread at most, and a thread
 // that is held by a slow peer holds nobody up. There is at most one thread per source and one idle
-// one; those that were idle for kIdleS end, but for kThreadsKept.
+// one; those that were idle for `idle_max` end, but for kThreadsKept.
 // Thread rule: every method from any thread, but close() and the destructor not from a source.
 #pragma once
 #include <pthread.h>
@@ -26,7 +26,10 @@ namespace kvpool {
 
 class Reactor {
  public:
-  static Result<std::unique_ptr<Reactor>> create(std::uint32_t sources_max);
+  static constexpr std::size_t kThreadsKept = 2;
+
+  static Result<std::unique_ptr<Reactor>> create(
+      std::uint32_t sources_max, std::chrono::milliseconds idle_max = std::chrono::seconds(10));
   ~Reactor() { close(); }
   Reactor(const Reactor&) = delete;
   Reactor& operator=(const Reactor&) = delete;
@@ -42,6 +45,7 @@ class Reactor {
 
   std::size_t threads() const;
   std::size_t sources() const;
+  std::size_t sources_of(std::uint64_t owner) const;
 
  private:
   struct Entry {
@@ -53,11 +57,10 @@ class Reactor {
   };
   using Lock = std::unique_lock<std::mutex>;
   using Sources = std::vector<std::shared_ptr<Source>>;
-  static constexpr std::size_t kThreadsKept = 2;
-  static constexpr int kIdleS = 10;
   static constexpr std::size_t kStackBytes = 256 << 10;
 
-  Reactor(Descriptor poller, Descriptor stop, std::uint32_t sources_max);
+  Reactor(Descriptor poller, Descriptor stop, std::uint32_t sources_max,
+          std::chrono::milliseconds idle_max);
   static void* enter(void* reactor);
   void run();
   bool sleep(Lock& lock, std::uint64_t& number, std::uint32_t& events);
@@ -71,6 +74,7 @@ class Reactor {
 
   const Descriptor poller_, stop_;
   const std::uint32_t sources_max_;
+  const int idle_ms_;
   mutable std::mutex mutex_;  // guards all below
   std::condition_variable turn_over_;
   std::unordered_map<std::uint64_t, Entry> entries_;

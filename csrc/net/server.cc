@@ -31,8 +31,9 @@ Result<std::unique_ptr<Server>> Server::create(std::shared_ptr<Node> node,
 std::uint64_t Server::add_client() {
   const std::lock_guard lock(impl_->mutex);
   const std::uint64_t number = impl_->next_client++;
-  impl_->clients.emplace(number,
-                         Impl::Client{.books = std::make_shared<ClientBooks>(number), .shm = {}});
+  impl_->clients.emplace(number, Impl::Client{.books = std::make_shared<ClientBooks>(
+                                                  number, *impl_->node, impl_->books),
+                                              .shm = {}});
   return number;
 }
 
@@ -84,6 +85,12 @@ ServerStats Server::stats() const {
   stats.bytes_out = read(books.bytes_out);
   stats.last_closed = books.last_closed();
   return stats;
+}
+
+std::size_t Server::sources() const { return impl_->reactor->sources(); }
+
+std::size_t Server::sources_of(std::uint64_t client) const {
+  return impl_->reactor->sources_of(client);
 }
 
 bool Server::drain(Deadline deadline) {

@@ -1,10 +1,10 @@
 // The connections of a node: sockets that speak frames, and lanes of shared memory. Threads without
 // Python; the handshake was made by whoever hands a connection over.
 //
-// Every source (a stream, a bell of a lane, the socket of an shm client) is armed for one event; the
-// thread that takes the event handles it itself, then arms the source again, so nothing is handed
-// over between threads and one source keeps one thread at most. When no thread is left to take
-// events one more is started, up to one per source.
+// Every source (a stream, a bell of a lane, the socket of an shm client) is armed for one event;
+// the thread that takes the event handles it itself, then arms the source again, so nothing is
+// handed over between threads and one source keeps one thread at most. When no thread is left to
+// take events one more is started, up to one per source.
 //
 // Promises:  1. nothing that a connection sends or leaves out keeps another from being served: the
 //               worst is that it is closed, with a reason;
@@ -63,6 +63,9 @@ class Server {
   void start_shm(std::uint64_t client);
 
   ServerStats stats() const;
+  // Connections and lanes now, of all clients and of one.
+  std::size_t sources() const;
+  std::size_t sources_of(std::uint64_t client) const;
   // Requests under way are ended, new ones refused. False: some were not done by the deadline.
   bool drain(Deadline deadline);
   void close();

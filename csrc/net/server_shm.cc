@@ -37,11 +37,13 @@ void Server::start_shm(std::uint64_t client) {
     if (found == impl_->clients.end() || !found->second.shm) return;
     attachment = std::move(found->second.shm);
     books = found->second.books;
-    books->has_shm.store(true, std::memory_order_release);
+    books->begin_shm();
   }
   // Refused (no room for more sources, closing): the socket closes with the attachment.
   if (!impl_->reactor->add(client, attachment->sources(books)))
-    books->has_shm.store(false, std::memory_order_release);
+    books->end_shm();
+  else if (!impl_->books_of(client))
+    impl_->reactor->drop(client);  // dropped in between: nobody else will close these sources
 }
 
 }  // namespace kvpool

@@ -77,7 +77,7 @@ class ShmAttachment::End final : public Source {
   void on_closed() override {
     owner_->end();
     owner_->let_go();
-    client_->has_shm.store(false, std::memory_order_release);
+    client_->end_shm();
     shutdown(descriptor(), SHUT_RDWR);  // the client sees its end, though others hold the socket
   }
 
@@ -122,7 +122,13 @@ Result<void> ShmAttachment::make(const ServerOptions& options) {
     auto* lane = reinterpret_cast<Lane*>(reinterpret_cast<std::byte*>(lanes) + i * kLaneBytes);
     lanes_.emplace_back(host_, *lane);
   }
-  node_->attach(*reinterpret_cast<ClientPage*>(control_.base() + kPageOffset));
+  // The end of the socket is the end of the client, whoever shuts it down.
+  const auto end = [this] {
+    books_.note_garbage("an shm client pinned more than it may");
+    shutdown(socket_.get(), SHUT_RDWR);
+  };
+  node_->attach(*reinterpret_cast<ClientPage*>(control_.base() + kPageOffset),
+                {options.pin_bytes, end});
   is_attached_.store(true, std::memory_order_release);
   books_.shm_clients.fetch_add(1, std::memory_order_relaxed);
   return {};

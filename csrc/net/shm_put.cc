@@ -153,7 +153,7 @@ void ShmChannel::put(const PutCall& call, BlockSource& source, PutStatus* status
     const auto missing = std::ranges::find_if_not(answers, is_there);
     done += static_cast<std::size_t>(missing - answers.begin());
     if (missing == answers.end() || *missing == PutStatus::payload_due) continue;
-    std::ranges::fill(all.subspan(done + 1), PutStatus::chain_broken);
+    std::ranges::fill(all.subspan(piece.first + count), PutStatus::chain_broken);
     return;
   }
 }

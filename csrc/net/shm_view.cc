@@ -18,7 +18,7 @@ class ShmPins final : public Pins {
   }
   ~ShmPins() override {
     if (client_->is_forked()) {
-      (void)by_request.release();  // the parent's
+      (void)leases_.release();  // the parent's
       return;
     }
     client_->hazards().release(words_);
@@ -27,14 +27,17 @@ class ShmPins final : public Pins {
   // Pins leading blocks; `why` it were not all: none = look again.
   std::size_t add(const ShmUse& use, std::span<const Hash128> keys, Miss& why);
 
-  std::unique_ptr<Pins> by_request;
-  std::vector<Found> found;  // what is pinned, for the touches
+  // Those that a lease of the node can show: on the SSD, or more than there are words for.
+  void add_leases(const ShmUse& use, std::span<const Hash128> keys, Channel& stream, Miss& why);
+
+  std::vector<Found> found;  // what is pinned by name, for the touches
 
  private:
   std::size_t find(const ShmUse& use, std::span<const Hash128> keys, Found* leading,
                    Miss& why) const;
   const std::shared_ptr<ShmClient> client_;
   std::vector<ClientHazards::Word> words_;
+  std::unique_ptr<Pins> leases_;
   std::uint64_t bytes_ = 0;
 };
 
@@ -78,6 +81,26 @@ std::size_t ShmPins::add(const ShmUse& use, std::span<const Hash128> keys, Miss&
   return held;
 }
 
+void ShmPins::add_leases(const ShmUse& use, std::span<const Hash128> keys, Channel& stream,
+                         Miss& why) {
+  const std::uint64_t bytes = use.space.block_bytes;
+  std::size_t may = 0;
+  while (may < keys.size() && client_->may_pin(bytes)) ++may;
+  if (may > 0) leases_ = stream.acquire(use.space, keys.first(may), why);
+  // They lie in this node's arena; or there is another node by now: then this one's end is seen.
+  std::size_t got = 0;
+  if (leases_ && client_->look()) why = Miss::disconnected;
+  if (leases_ && why != Miss::disconnected)
+    for (const Place& place : leases_->places) {
+      if (place.offset > base_bytes || place.bytes > base_bytes - place.offset) break;
+      places.push_back(place);
+      ++got;
+    }
+  if (got == may && may < keys.size()) why = Miss::pin_limit;
+  client_->unpinned((may - got) * bytes);
+  bytes_ += got * bytes;
+}
+
 }  // namespace
 
 std::unique_ptr<Pins> ShmChannel::acquire(const Space& space, std::span<const Hash128> keys,
@@ -103,17 +126,7 @@ std::unique_ptr<Pins> ShmChannel::acquire(const Space& space, std::span<const Ha
   report_touches(*use.client, pins->found);
   if (why == Miss::none || why == Miss::absent || !by_request_) return pins;
 
-  pins->by_request = by_request_->acquire(space, keys.subspan(done), why);
-  // Of this node's arena, or there is another node by now: then this one's end is seen here.
-  if (use.client->look()) {
-    why = Miss::disconnected;
-    return pins;
-  }
-  for (const Pins::Place& place : pins->by_request->places)
-    if (place.offset <= pins->base_bytes && place.bytes <= pins->base_bytes - place.offset)
-      pins->places.push_back(place);
-    else
-      break;
+  pins->add_leases(use, keys.subspan(done), *by_request_, why);
   return pins;
 }
 

@@ -4,11 +4,11 @@
 //   1. on_ready() is called by one thread at a time, never beside on_closed(), and not again before
 //      it has returned. It may take as long as its requests do: others are served meanwhile.
 //   2. on_closed() is called once, last, whatever the reason: the peer, drop_client(), close().
-//   3. interrupt() may come at any moment until destruction, from any thread, also while on_ready()
-//      runs, also twice.
+//   3. interrupt() may come at any moment until destruction, from any thread, also while
+//      on_ready() runs, also twice.
 // What it owes:
 //   1. on_ready() returns within 100 ms of interrupt();
-//   2. it holds its descriptor open until it is destroyed, so that a number is never another file's;
+//   2. it holds its descriptor open until it is destroyed: no number becomes another file's;
 //   3. on_ready() never blocks but by poll, futex or the node, each with a deadline;
 //   4. what it has not taken from its descriptor makes it ready again (level-triggered). What it
 //      took and left in memory of its own does not.
@@ -17,6 +17,9 @@
 #include <cstdint>
 #include <mutex>
 #include <string>
+#include <utility>
+
+#include "net/leases.h"
 
 namespace kvpool {
 
@@ -35,14 +38,6 @@ class Source {
   virtual Outcome on_ready(std::uint32_t events) = 0;
   virtual void interrupt() = 0;
   virtual void on_closed() = 0;
-};
-
-// What all connections of one client share. Outlives each of them.
-struct ClientBooks {
-  explicit ClientBooks(std::uint64_t number) : id(number) {}
-  const std::uint64_t id;
-  std::atomic<bool> has_shm{false};  // it has mapped the arena, so places in it mean something
-  std::atomic<std::uint64_t> leases{0}, leased_bytes{0};
 };
 
 // What all sources of a server add to; ServerStats is read from it. Outlives all sources.
@@ -72,6 +67,25 @@ struct ServerBooks {
   }
   mutable std::mutex mutex_;  // guards last_closed_
   std::string last_closed_;
+};
+
+// What all connections of one client share. Outlives each of them.
+struct ClientBooks {
+  ClientBooks(std::uint64_t number, Node& node, ServerBooks& server)
+      : id(number), leases(node, server.leases) {}
+
+  void begin_shm() {
+    leases.open();
+    has_shm.store(true, std::memory_order_release);
+  }
+  void end_shm() {
+    has_shm.store(false, std::memory_order_release);
+    leases.close();
+  }
+
+  const std::uint64_t id;
+  std::atomic<bool> has_shm{false};  // it has mapped the arena, so places in it mean something
+  Leases leases;
 };
 
 }  // namespace kvpool

@@ -7,11 +7,6 @@
 namespace kvpool {
 namespace {
 
-// Of how many keys one request asks.
-std::span<const Hash128> request_of(std::span<const Hash128> keys, std::size_t done) {
-  return keys.subspan(done, std::min<std::size_t>(keys.size() - done, kKeysPerRequest));
-}
-
 std::uint32_t number_of(const Space& space) { return space.number.load(std::memory_order_acquire); }
 
 // Takes all; the first that does not work is the error, and then none is left open.
@@ -70,7 +65,17 @@ void StreamChannel::detach() {
   waits_->replace({});
 }
 
+// In a child the sockets are its parent's too, and a lock may be held for ever: all of it is left as
+// it is, for the end of the process.
+StreamChannel::~StreamChannel() {
+  close();
+  if (!is_forked()) return;
+  (void)new std::shared_ptr<StreamPool>(std::move(streams_));
+  (void)new std::shared_ptr<StreamPool>(std::move(waits_));
+}
+
 void StreamChannel::close() {
+  if (is_forked()) return;
   closed_.store(true, std::memory_order_release);
   streams_->close();
   waits_->close();

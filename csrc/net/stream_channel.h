@@ -2,9 +2,9 @@
 //
 // get    contiguous parts on several streams at once; the count is the leading run over all parts
 // put    one stream, in chain order, in requests of kPutBytes
-// acquire, reserve   memory of this process: a copy, not the node's own bytes
-// A connection whose deadline passes or whose answer does not fit is closed; the others go on. While
-// none lives every call answers at once: Miss::disconnected, PutStatus::disconnected.
+// acquire, reserve   memory of this process: a copy, not the node's own bytes (but see Options)
+// A stream whose deadline passes or whose answer does not fit is ended; the others go on. While none
+// lives every call answers at once: Miss::disconnected, PutStatus::disconnected.
 //
 // Numbers of namespaces belong to a life of the node. Whoever reconnects first makes sure that all
 // old streams are ended (is_broken(), or detach()), then stores the new numbers in the Spaces, then
@@ -21,16 +21,19 @@ class StreamChannel final : public Channel {
  public:
   struct Options {
     std::chrono::milliseconds timeout{5000};  // of every call that has no deadline of its own
+    // acquire() leases blocks where they lie: for a client that has mapped the node's arena. Its
+    // Pins have no base, and places in that arena. Else they are copies in memory of this process.
+    bool leases_in_place = false;
   };
   static Result<std::unique_ptr<StreamChannel>> create(const Options& options);
-  ~StreamChannel() override { close(); }
+  ~StreamChannel() override;
 
   // All take the descriptors over, also on failure. attach: instead of all there were.
   Result<void> attach(std::span<const int> descriptors);
   Result<void> add(int descriptor);                  // in place of one that was lost
   Result<void> add_wait_connection(int descriptor);  // at most kWaitConnections
   void detach();                                     // ends all streams
-  void close();
+  void close();                                      // nothing in a forked child
 
   bool is_broken() const { return streams_->live() == 0; }
   std::size_t live() const { return streams_->live(); }
@@ -62,6 +65,7 @@ class StreamChannel final : public Channel {
 
  private:
   class Copies;
+  class InPlace;
   class OwnRoom;
   StreamChannel(const Options& options, std::unique_ptr<StreamPool> streams,
                 std::unique_ptr<StreamPool> waits)
@@ -70,12 +74,14 @@ class StreamChannel final : public Channel {
   Deadline by_timeout() const { return std::chrono::steady_clock::now() + options_.timeout; }
   std::size_t get_some(const Space& space, std::span<const Hash128> keys, BlockSink& sink,
                        std::size_t first, Deadline deadline, Miss& why);
+  std::unique_ptr<Pins> acquire_in_place(const Space& space, std::span<const Hash128> keys,
+                                         Miss& why);
   std::size_t put_some(const PutCall& call, std::size_t first, std::size_t count,
                        BlockSource& source, PutStatus* statuses);
 
   const Options options_;
   const ForkGuard fork_guard_;
-  const std::unique_ptr<StreamPool> streams_, waits_;
+  std::shared_ptr<StreamPool> streams_, waits_;  // never another; let go in a forked child
   std::atomic<bool> closed_{false};
 };
 

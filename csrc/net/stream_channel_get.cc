@@ -117,8 +117,62 @@ class StreamChannel::Copies final : public Pins, public BlockSink {
   std::byte* const memory_;
 };
 
+// Leases of the node, told to it when they are over. Those of another life ended with that.
+class StreamChannel::InPlace final : public Pins {
+ public:
+  InPlace(const std::shared_ptr<StreamPool>& pool, std::chrono::milliseconds timeout)
+      : pool_(pool), life_(pool->life()), timeout_(timeout) {}
+  ~InPlace() override {
+    const auto pool = pool_.lock();
+    const Deadline deadline = std::chrono::steady_clock::now() + timeout_;
+    for (std::size_t done = 0; pool && done < numbers_.size(); done += kKeysPerRequest) {
+      const auto loan = pool->borrow_of(life_, deadline);
+      if (loan.empty()) return;
+      loan.one().request(
+          {.op = Op::release, .keys = request_of(numbers_, done), .deadline = deadline}, {});
+    }
+  }
+  std::uint64_t life() const { return life_; }
+  void add(const LeasePlace& leased) {
+    numbers_.push_back({leased.lease, 0});
+    places.push_back({leased.offset, leased.bytes});
+  }
+
+ private:
+  const std::weak_ptr<StreamPool> pool_;
+  const std::uint64_t life_;
+  const std::chrono::milliseconds timeout_;
+  std::vector<Hash128> numbers_;
+};
+
+std::unique_ptr<Pins> StreamChannel::acquire_in_place(const Space& space,
+                                                      std::span<const Hash128> keys, Miss& why) {
+  const Deadline deadline = by_timeout();
+  auto pins = std::make_unique<InPlace>(streams_, options_.timeout);
+  why = Miss::none;
+  for (std::size_t done = 0; done < keys.size();) {
+    const auto loan = streams_->borrow_of(pins->life(), deadline);
+    why = Miss::disconnected;
+    if (loan.empty()) break;
+    const auto part = request_of(keys, done);
+    std::vector<LeasePlace> leased(part.size());
+    const auto reply = loan.one().request({.op = Op::acquire,
+                                           .space = space.number.load(std::memory_order_acquire),
+                                           .keys = part,
+                                           .deadline = deadline},
+                                          std::as_writable_bytes(std::span(leased)));
+    why = reply.is_good() ? reply.why : reply.trouble();
+    if (!reply.is_good() || reply.body_bytes != reply.count * sizeof(LeasePlace)) break;
+    for (std::size_t i = 0; i < reply.count; ++i) pins->add(leased[i]);
+    done += reply.count;
+    if (reply.count < part.size()) break;
+  }
+  return pins;
+}
+
 std::unique_ptr<Pins> StreamChannel::acquire(const Space& space, std::span<const Hash128> keys,
                                              Miss& why) {
+  if (options_.leases_in_place) return acquire_in_place(space, keys, why);
   const std::size_t there = lookup(space, keys, nullptr, why);
   const Miss behind = why;
   auto copies = std::make_unique<Copies>(there, space.block_bytes);

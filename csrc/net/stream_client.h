@@ -5,6 +5,7 @@
 //               what would follow on it belongs to nobody.
 // Thread rule: one thread at a time, but is_live() and abandon(), which are for any.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -76,6 +77,11 @@ class StreamClient {
   std::uint64_t next_id_ = 1;
   std::vector<std::byte> scratch_;  // payload of sources that have no place for it
 };
+
+// What one request asks of a longer call.
+inline std::span<const Hash128> request_of(std::span<const Hash128> keys, std::size_t done) {
+  return keys.subspan(done, std::min<std::size_t>(keys.size() - done, kKeysPerRequest));
+}
 
 // No byte for as long as the deadline allows: a client does not tell slow from stopped.
 inline Patience until(Deadline deadline) { return {deadline, std::chrono::hours(24)}; }

@@ -30,8 +30,17 @@ class StreamFetch {
 
  private:
   enum class Took : std::uint8_t { nothing, some, end };
+  // A Block, or the Answer, which is shorter.
+  using Head = std::array<std::byte, sizeof(Block)>;
+  static constexpr std::size_t kAhead = 32;  // blocks in one step
+
+  std::size_t plan(std::span<iovec> pieces);
+  std::byte* place_of(std::size_t block);
+  Head& head_of(std::size_t block) { return heads_[block % kAhead]; }
   Took take(std::size_t& got);
   void use(std::size_t got);
+  std::size_t use_head(std::size_t got);
+  std::size_t use_payload(std::size_t got);
   void begin_payload();
   void end_payload();
   void take_answer();
@@ -47,14 +56,17 @@ class StreamFetch {
   Miss why_ = Miss::none;
   bool is_over_ = false;
 
-  // A Block, or the Answer, which is shorter.
-  std::array<std::byte, sizeof(Block)> head_;
+  // Block `delivered_` is the one that comes; those ahead of it have a place already.
+  std::array<Head, kAhead> heads_;
+  std::array<std::byte*, kAhead> places_;
+  std::size_t placed_ = 0;  // blocks that have one
+  bool in_payload_ = false;
   std::size_t head_bytes_ = 0;
-  std::byte* payload_ = nullptr;  // nullptr: a head comes next
   std::uint64_t payload_bytes_ = 0;
   Hash128 sum_;  // as the node told it
   ChecksumStream hash_;
-  std::vector<std::byte> own_;  // for a sink without a place
+  std::vector<std::byte> own_;  // for a sink without a place: of all that are ahead
+  std::size_t own_blocks_ = 0;
 };
 
 }  // namespace kvpool

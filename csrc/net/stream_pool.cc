@@ -25,6 +25,7 @@ void StreamPool::replace(Streams streams) {
     for (const auto& stream : streams) stream->abandon();
   all_ = idle_ = closed_ ? Streams{} : std::move(streams);
   wanted_ = all_.size();
+  ++life_;
   free_.notify_all();
   tell_changed();
 }
@@ -60,7 +61,27 @@ void StreamPool::forget_dead() {
 
 StreamPool::Loan StreamPool::borrow(std::size_t wanted, Deadline deadline, bool& late) {
   Lock lock(mutex_);
-  late = false;
+  return lend(lock, wanted, deadline, late);
+}
+
+StreamPool::Loan StreamPool::borrow_of(std::uint64_t life, Deadline deadline) {
+  Loan loan;  // before the lock: it may be given back, which takes that
+  Lock lock(mutex_);
+  if (life_ != life) return loan;
+  bool late = false;
+  Loan lent = lend(lock, 1, deadline, late);
+  const bool is_same = life_ == life;
+  lock.unlock();
+  if (is_same) return lent;
+  return loan;
+}
+
+std::uint64_t StreamPool::life() const {
+  const Lock lock(mutex_);
+  return life_;
+}
+
+StreamPool::Loan StreamPool::lend(Lock& lock, std::size_t wanted, Deadline deadline, bool& late) {
   forget_dead();
   ++waiting_;
   const bool in_time =

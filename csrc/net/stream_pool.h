@@ -50,6 +50,10 @@ class StreamPool {
   Loan borrow(std::size_t wanted, Deadline deadline, bool& late);
   // Without waiting.
   Loan try_borrow() { return lend_now(); }
+  // Of the same node as when life() was asked; empty if there is another by now.
+  Loan borrow_of(std::uint64_t life, Deadline deadline);
+  // Changes with every replace().
+  std::uint64_t life() const;
 
   std::size_t live() const;
   // Sleeps until fewer streams live than there were at the last replace() or add(), or until the
@@ -60,6 +64,7 @@ class StreamPool {
   using Lock = std::unique_lock<std::mutex>;
   explicit StreamPool(Descriptor changed) : changed_(std::move(changed)) {}
   Loan lend_now();
+  Loan lend(Lock& lock, std::size_t wanted, Deadline deadline, bool& late);
   void take_back(const Streams& streams);
   void forget_dead();  // under the lock
   void tell_changed();
@@ -69,6 +74,7 @@ class StreamPool {
   std::condition_variable free_;
   Streams all_, idle_;
   std::size_t wanted_ = 0;
+  std::uint64_t life_ = 0;
   std::size_t waiting_ = 0;
   bool closed_ = false;
 };

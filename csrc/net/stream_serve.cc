@@ -15,7 +15,7 @@ using std::chrono::steady_clock;
 // Read at once while it is not known what comes. Little: payload behind a request that was read
 // with it is copied once more.
 constexpr std::size_t kHeadBytes = 4096;
-constexpr std::size_t kBufferKept = 16 << 10;
+constexpr std::size_t kRoomKept = 16 << 10;
 
 std::size_t keys_in(const Request& head) {
   return head.count + ((head.flags & kHasParent) != 0 ? 1u : 0u);
@@ -38,7 +38,9 @@ Outcome StreamServe::on_ready(std::uint32_t) {
     if (got < 0) return errno == EAGAIN || errno == EWOULDBLOCK ? Outcome::again : Outcome::close;
     if (!serve_gathered()) return Outcome::close;
     // What the kernel has makes the source ready again.
-    if (gathered() == 0) return Outcome::again;
+    if (gathered() > 0) continue;
+    forget_room();
+    return Outcome::again;
   }
 }
 
@@ -50,15 +52,19 @@ ssize_t StreamServe::gather() {
     begin_ = 0;
   }
   const std::size_t room = std::max(kHeadBytes, wanted_);
-  if (buffer_.size() < room || (buffer_.size() > kBufferKept && room <= kBufferKept)) {
-    buffer_.resize(room);
-    buffer_.shrink_to_fit();
-  }
+  if (buffer_.size() < room) buffer_.resize(room);
   const ssize_t got = recv(socket_.get(), buffer_.data() + end_, room - end_, MSG_DONTWAIT);
   if (got <= 0) return got;
   end_ += static_cast<std::size_t>(got);
   host_.books.bytes_in.fetch_add(static_cast<std::uint64_t>(got), std::memory_order_relaxed);
   return got;
+}
+
+// A stream that does nothing keeps little, whatever its last request was.
+void StreamServe::forget_room() {
+  begin_ = end_ = 0;
+  if (buffer_.size() > kRoomKept) std::vector<std::byte>().swap(buffer_);
+  if (keys_.size() * kHashBytes > kRoomKept) std::vector<Hash128>().swap(keys_);
 }
 
 std::size_t StreamServe::take_gathered(std::byte* to, std::uint64_t bytes) {
@@ -183,6 +189,25 @@ bool StreamServe::wait(const Call& call) {
          !drained;
 }
 
+bool StreamServe::acquire(const Call& call) {
+  Miss why{};
+  const auto places =
+      host_.client->leases.acquire(*call.space, call.keys, host_.options.pin_bytes, why);
+  if (answer(call, {.count = places.size(),
+                    .why = places.size() < call.keys.size() ? why : Miss::none,
+                    .body = std::as_bytes(std::span(places))}))
+    return true;
+  // Nobody has learnt their numbers.
+  std::vector<Hash128> numbers;
+  for (const LeasePlace& place : places) numbers.push_back({place.lease, 0});
+  host_.client->leases.release(numbers);
+  return false;
+}
+
+bool StreamServe::release(const Call& call) {
+  return answer(call, {.count = host_.client->leases.release(call.keys)});
+}
+
 Answer StreamServe::answer_head(const Call& call, const Reply& reply) {
   return {.op = call.head.op,
           .miss = static_cast<std::uint8_t>(reply.why),
@@ -220,9 +245,6 @@ bool StreamServe::garbage(const std::string& what) {
 
 void StreamServe::interrupt() { shutdown(socket_.get(), SHUT_RDWR); }
 
-void StreamServe::on_closed() {
-  forget_leases();
-  interrupt();
-}
+void StreamServe::on_closed() { interrupt(); }
 
 }  // namespace kvpool

@@ -6,13 +6,12 @@
 // Promises:  1. every field is checked before it is used; what does not fit closes the stream, with
 //               the reason in ServerBooks;
 //            2. a block is committed only if its bytes are those the sender's checksum was made of;
-//            3. closed, whatever the reason: its leases are released and nothing of it is reserved.
+//            3. closed, whatever the reason: nothing of it is pinned or reserved.
 // Thread rule: a Source (net/source.h).
 #pragma once
 #include <memory>
 #include <span>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "net/frame.h"
@@ -21,8 +20,6 @@
 #include "net/source.h"
 
 namespace kvpool {
-
-inline constexpr std::uint64_t kLeasesMax = 65'536;  // of one client
 
 class StreamServe final : public Source {
  public:
@@ -76,12 +73,11 @@ class StreamServe final : public Source {
   bool send(std::span<iovec> pieces, const Patience& patience);
   bool ended(Io how, const char* doing);
   bool garbage(const std::string& what);
-  void give_back(std::span<const Lease> released);
-  void forget_leases();
 
   // The bytes that were read and not used yet.
   std::size_t gathered() const { return end_ - begin_; }
   ssize_t gather();
+  void forget_room();
   std::size_t take_gathered(std::byte* to, std::uint64_t bytes);
   std::size_t skip_gathered(std::uint64_t bytes);
 
@@ -92,8 +88,6 @@ class StreamServe final : public Source {
   std::size_t begin_ = 0, end_ = 0;
   std::size_t wanted_ = sizeof(Request);  // bytes of the request that is being gathered
   std::vector<Hash128> keys_;
-  std::unordered_map<std::uint64_t, Lease> leases_;  // by number, as told to the peer
-  std::uint64_t next_lease_ = 1;
 };
 
 }  // namespace kvpool

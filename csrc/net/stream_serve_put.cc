@@ -80,7 +80,7 @@ class StreamServe::PayloadReceiver final : public BlockSource {
     return true;
   }
 
-  // `to` nullptr: forgets it. With the last bytes of a payload comes what is there of the next head.
+  // With the last bytes of a payload comes what is there of the next head.
   bool receive(std::byte* to, std::uint64_t bytes, Hash128& sum) {
     ChecksumStream hash;
     std::uint64_t done = stream_.take_gathered(to, bytes);

@@ -15,6 +15,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 
 #include "node/touch_ring.h"
 
@@ -29,6 +30,17 @@ struct Hazards {
 
   // `offset`: of the slot in the arena.
   static std::uint64_t word_of(std::uint64_t offset) { return offset + 1; }
+  // All slots that are named, if a client says what is true.
+  template <typename Visit>
+  void for_each(Visit visit) const {
+    for (std::uint32_t group = 0; group < in_use.size(); ++group)
+      for (std::uint64_t left = in_use[group].load(std::memory_order_relaxed); left != 0;
+           left &= left - 1) {
+        const auto bit = static_cast<std::uint32_t>(__builtin_ctzll(left));
+        const std::uint64_t said = word[group * 64 + bit].load(std::memory_order_relaxed);
+        if (said != 0) visit(said - word_of(0));
+      }
+  }
   bool names(std::uint64_t offset) const {
     for (std::uint32_t group = 0; group < in_use.size(); ++group)
       for (std::uint64_t left = in_use[group].load(std::memory_order_relaxed); left != 0;
@@ -62,6 +74,14 @@ struct ClientTotals {
     views += read(from.views);
     view_blocks += read(from.view_blocks);
   }
+};
+
+// What the node does about a client that names more than it may: its own library keeps it within
+// `pin_bytes`, so it is broken or hostile, and all it names is kept from everybody.
+struct ClientLimit {
+  std::uint64_t pin_bytes = ~0ull;
+  // Called under the node's lock, which it must not take: ends the client soon.
+  std::function<void()> end;
 };
 
 struct ClientPage {

@@ -180,7 +180,8 @@ NodeStats Node::stats() {
   stats.warm_units = store_->warm_units();
   stats.touches_lost = touches_lost_;
   stats.evicted_ahead = evicted_ahead_;
-  stats.clients = pages_.size();
+  stats.clients = attached_.size();
+  stats.clients_ended = clients_ended_;
   stats.held_slots = store_->held_slots();
   stats.waiting = waiters_.size();
   stats.huge_units = huge_units_.load(std::memory_order_relaxed);
@@ -200,7 +201,7 @@ NodeStats Node::stats() {
 // What was read without asking counts as well.
 void Node::add_client_stats(NodeStats& stats) const {
   ClientTotals totals = departed_;
-  for (const ClientPage* page : pages_) totals.add(page->counters);
+  for (const Attached& client : attached_) totals.add(client.page->counters);
   stats.gets += totals.gets;
   stats.get_blocks += totals.get_blocks;
   stats.get_bytes += totals.get_bytes;

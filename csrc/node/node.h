@@ -128,7 +128,8 @@ struct NodeStats {
   std::uint64_t gets = 0, get_blocks = 0, get_bytes = 0, missed_absent = 0, missed_moved = 0,
                 missed_fault = 0;
   std::uint64_t put_bytes = 0, not_stored = 0, touches_lost = 0, namespaces = 0;
-  std::uint64_t clients = 0, held_slots = 0, waiting = 0, views = 0, view_blocks = 0;
+  std::uint64_t clients = 0, clients_ended = 0, held_slots = 0, waiting = 0, views = 0,
+                view_blocks = 0;
   std::uint64_t warm_units = 0, huge_units = 0, evicted_ahead = 0;
   // With an SSD tier.
   bool has_ssd = false, ssd_read_only = false;
@@ -201,7 +202,7 @@ class Node {
   Result<int> open_arena() const { return store_->arena().open_read_only(); }
   Result<int> open_index() const { return store_->index_memory().open_read_only(); }
   std::uint64_t index_bytes() const { return store_->index_memory().bytes(); }
-  void attach(ClientPage& page);
+  void attach(ClientPage& page, ClientLimit limit = {});
   void detach(ClientPage& page);
 
   // New limits; growing is at once, shrinking evicts. Returns the memory committed when it is done
@@ -232,6 +233,7 @@ class Node {
  private:
   struct Call;
   struct Fetch;
+  struct Attached;
   using Lock = std::unique_lock<std::mutex>;
   // From so many bytes on a group goes out at once; smaller ones wait kLinger for company.
   static constexpr std::uint64_t kGroupBytes = 16ull << 20;
@@ -308,6 +310,7 @@ class Node {
   void report_touches(std::span<const Found> found);
   void drain_touches();
   bool drain_clients(Lock& lock);
+  void hold_to_limit(Attached& client);
   void announce(const Namespace& space, const Hash128& key);
   void wake_waiters();
 
@@ -353,8 +356,14 @@ class Node {
     bool is_due = false;
   };
   std::unordered_multimap<std::uint64_t, Waiter*> waiters_;
-  std::vector<ClientPage*> pages_;  // of attached clients
-  ClientTotals departed_;           // what those that left had counted
+  struct Attached {
+    ClientPage* page = nullptr;
+    ClientLimit limit;
+    std::optional<Deadline> over_since;  // it names more than it may
+  };
+  std::vector<Attached> attached_;
+  std::uint64_t clients_ended_ = 0;  // for naming too much
+  ClientTotals departed_;            // what those that left had counted
 
   IndexReader reader_;
   TouchRing touches_;

@@ -195,15 +195,16 @@ void Node::drain_touches() {
 // have a ring full of it. True: some ring was half full, so look again soon.
 bool Node::drain_clients(Lock& lock) {
   bool is_busy = false;
-  for (std::size_t i = 0; i < pages_.size(); ++i) {
-    TouchRing& ring = pages_[i]->touches;
+  for (std::size_t i = 0; i < attached_.size(); ++i) {
+    hold_to_limit(attached_[i]);
+    TouchRing& ring = attached_[i].page->touches;
     if (ring.empty()) continue;
     is_busy |= ring.half_full();
     const Seconds now = clock_->now();
     const std::uint64_t lost = ring.drain(
         [&](const TouchRing::Touch& touch) { store_->touch(touch.record, touch.generation, now); });
     touches_lost_ += std::min(lost, TouchRing::kEntries);  // a client may have written anything
-    if (i + 1 < pages_.size()) let_others_in(lock);
+    if (i + 1 < attached_.size()) let_others_in(lock);
   }
   return is_busy;
 }

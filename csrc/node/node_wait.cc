@@ -2,6 +2,11 @@
 #include "node/node.h"
 
 namespace kvpool {
+namespace {
+
+constexpr auto kOverLimitMax = std::chrono::milliseconds(20);
+
+}  // namespace
 
 Namespace* Node::space(std::uint32_t number) const {
   Lock lock(mutex_);
@@ -50,18 +55,32 @@ void Node::wake_waiters() {
   }
 }
 
-void Node::attach(ClientPage& page) {
+void Node::attach(ClientPage& page, ClientLimit limit) {
   Lock lock(mutex_);
-  pages_.push_back(&page);
+  attached_.push_back({&page, std::move(limit), std::nullopt});
   store_->attach(page.hazards);
 }
 
 void Node::detach(ClientPage& page) {
   Lock lock(mutex_);
-  std::erase(pages_, &page);
+  std::erase_if(attached_, [&](const Attached& client) { return client.page == &page; });
   departed_.add(page.counters);
   store_->detach(page.hazards);
   kick();  // a shrink may have waited for its pins
+}
+
+// Twice over the limit, with time in between: a view that is being taken or let go is half told.
+void Node::hold_to_limit(Attached& client) {
+  if (!store_->names_too_much(client.page->hazards, client.limit.pin_bytes)) {
+    client.over_since.reset();
+    return;
+  }
+  const auto now = std::chrono::steady_clock::now();
+  if (!client.over_since) client.over_since = now;
+  if (now - *client.over_since < kOverLimitMax || !client.limit.end) return;
+  client.limit.end();
+  client.limit.end = {};
+  ++clients_ended_;
 }
 
 }  // namespace kvpool

@@ -110,6 +110,8 @@ class Store {
   // What clients name no more is given back, or may be evicted again. True: something was.
   bool poll_hazards();
   std::uint64_t held_slots() const { return held_.size(); }
+  // Whether these name more than so many bytes of slots, and a few blocks that get() looks at.
+  bool names_too_much(const Hazards& hazards, std::uint64_t bytes_max) const;
 
   // --- writing ---
   struct Reserved {

@@ -19,6 +19,8 @@ constexpr double kAnyTemperature = std::numeric_limits<double>::infinity();
 constexpr std::uint32_t kSweepForRoom = 4096;
 // Blocks on their way to the SSD that are passed over for one that is there.
 constexpr std::uint32_t kDueLookedAt = 128;
+// Threads of a client that hold a block while they copy it, beside what its views pin.
+constexpr std::uint64_t kReadersPerClient = 32;
 
 }  // namespace
 
@@ -63,6 +65,16 @@ void Store::vacate(std::uint64_t offset) {
   if (!hazards_.names(offset)) return slabs_.give(slot);
   slabs_.set_owner(slot, kHeldOwner);
   held_.push_back(offset);
+}
+
+bool Store::names_too_much(const Hazards& hazards, std::uint64_t bytes_max) const {
+  std::uint64_t bytes = 0, largest = 0;
+  hazards.for_each([&](std::uint64_t offset) {
+    const std::uint64_t slot_bytes = slabs_.slot_bytes_at(offset);
+    bytes += slot_bytes;
+    largest = std::max(largest, slot_bytes);
+  });
+  return bytes > bytes_max && bytes - bytes_max > kReadersPerClient * largest;
 }
 
 bool Store::poll_hazards() {

@@ -1,4 +1,4 @@
-// Frames that no client of ours sends: the stream is closed with a reason, and nothing else happens.
+// Frames that no client of ours sends: the stream is closed with a reason, nothing else happens.
 #include <cstddef>
 
 #include "net/server.h"

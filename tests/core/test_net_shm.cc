@@ -13,8 +13,8 @@ namespace {
 using test::after;
 using test::all_are;
 using test::get_through;
-using test::kKiB;
 using test::keys_from;
+using test::kKiB;
 using test::kMiB;
 using test::NamedSpace;
 using test::never_hung;
@@ -72,7 +72,8 @@ TEST_CASE("shm: a chain is put in pieces, each behind the one before") {
   const ShmHost host(pool_of(8));
   const NamedSpace space(host.space(1, 4 * kKiB));
   const auto channel = host.channel();
-  for (const std::size_t count : {kKeysPerLane - 1u, kKeysPerLane + 0u, kKeysPerLane + 1u, 2'500u}) {
+  for (const std::size_t count :
+       {kKeysPerLane - 1u, kKeysPerLane + 0u, kKeysPerLane + 1u, 2'500u}) {
     const auto keys = keys_from(count * 10'000, count);
     CHECK(all_are(put_through(*channel, space, keys), PutStatus::stored));
     std::size_t wrong = 0;
@@ -211,7 +212,8 @@ TEST_CASE("shm: more threads than lanes put, get and view through one client") {
   check_at_rest(host);
 }
 
-TEST_CASE("shm: a view keeps its bytes, whatever happens to the block, and counts against a limit") {
+TEST_CASE(
+    "shm: a view keeps its bytes, whatever happens to the block, and counts against a limit") {
   ServerOptions options = ShmHost::small();
   options.pin_bytes = 10 * kBytes;
   const ShmHost host(pool_of(1), options);  // 32 slots
@@ -330,7 +332,8 @@ TEST_CASE("shm: a client that is dropped misses at once, sees what it pinned, an
   check_at_rest(host);
 }
 
-TEST_CASE("shm: a put whose node waits for another writer ends by its deadline, and so does a get") {
+TEST_CASE(
+    "shm: a put whose node waits for another writer ends by its deadline, and so does a get") {
   const ShmHost host(pool_of(8));
   Namespace& own = host.space(1, kBytes);
   const NamedSpace space(own);

@@ -2,6 +2,7 @@
 // kind of socket and any number of them.
 #include <future>
 
+#include "core_process.h"
 #include "net/stream_channel.h"
 #include "net_cases.h"
 
@@ -280,6 +281,22 @@ TEST_CASE("net stream: acquire and reserve give memory of the caller's own") {
     CHECK(is_payload(pins->base + pins->places[i].offset, pins->places[i].bytes, keys[i]));
   CHECK(channel->acquire(space, keys, why)->places.empty());
   CHECK(why == Miss::absent);
+}
+
+TEST_CASE("net stream: a forked child leaves the streams of its parent alone") {
+  Served served;
+  auto channel = served.channel(Kind::tcp, 2);
+  Space space;
+  name(space, served.pool.space(1, 4096));
+  const auto keys = keys_from(0, 4);
+  REQUIRE(all_are(put(*channel, space, keys), PutStatus::stored));
+  CHECK(status_of_child([&] {
+          if (!channel->is_forked()) return 1;
+          channel.reset();
+          return 0;
+        }) == 0);
+  CHECK(get(*channel, space, keys) == 4);
+  CHECK(channel->live() == 2);
 }
 
 TEST_CASE("net stream: threads of one client share its streams") {

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from kvpool.address import ADDRESS_VARIABLE
 from tests.pools import ROOT, run_python
+from tests.served import served
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SAYS = {
@@ -53,14 +55,17 @@ def test_an_example_runs_as_it_stands(path: Path) -> None:
         assert re.search(line, done.stdout), done.stdout
 
 
-def test_the_code_of_the_readme_runs() -> None:
+def test_the_code_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     said = [
         r"10 found, 10 delivered, the first starts with b'\\x01\\x01\\x01\\x01'",
+        r"10 blocks computed elsewhere, 10 read in place",
         r"20 of 20 blocks found after the restart, 20 read back",
     ]
-    for block, line in zip(blocks, said, strict=True):
-        status, shown, errors = run_python(block)
-        assert (status, errors) == (0, "")
-        assert re.search(line, shown), shown
+    with served(tmp_path, dram="1GiB") as daemon:
+        monkeypatch.setenv(ADDRESS_VARIABLE, daemon.unix_address)
+        for block, line in zip(blocks, said, strict=True):
+            status, shown, errors = run_python(block)
+            assert (status, errors) == (0, "")
+            assert re.search(line, shown), shown

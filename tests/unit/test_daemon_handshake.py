@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvpool import wire, wire_client
+from kvpool.daemon import STREAMS_PER_CLIENT_MAX
 from kvpool.wire import RefusedByPeer
 from tests.daemons import (
     LANES,
@@ -171,11 +172,12 @@ def test_one_client_too_many_is_told_the_limit(daemon: Running) -> None:
 
 def test_one_stream_too_many_is_told_the_limit(daemon: Running) -> None:
     control, client = client_of(daemon)
-    streams = [connected(daemon) for _ in range(17)]
-    for each in streams[:16]:
+    *streams, one_more = [connected(daemon) for _ in range(STREAMS_PER_CLIENT_MAX + 1)]
+    for each in streams:
         asked(each, hello("stream", client=client))
-    with pytest.raises(RefusedByPeer, match="16 connections"):
-        asked(streams[16], hello("stream", client=client))
+    with pytest.raises(RefusedByPeer, match=f"{STREAMS_PER_CLIENT_MAX} connections"):
+        asked(one_more, hello("stream", client=client))
+    one_more.close()
     for each in (control, *streams):
         each.close()
 

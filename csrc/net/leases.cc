@@ -1,0 +1,97 @@
+#include "net/leases.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "memory/slab_pool.h"
+
+namespace kvpool {
+namespace {
+
+// Takes up to `wanted` steps of `step` each below `limit`; answers how many it took.
+std::uint64_t take_below(std::atomic<std::uint64_t>& taken, std::uint64_t step,
+                         std::uint64_t wanted, std::uint64_t limit) {
+  std::uint64_t before = taken.load(std::memory_order_relaxed);
+  for (;;) {
+    const std::uint64_t left = before < limit ? (limit - before) / step : 0;
+    const std::uint64_t steps = std::min(wanted, left);
+    if (taken.compare_exchange_weak(before, before + steps * step, std::memory_order_relaxed))
+      return steps;
+  }
+}
+
+}  // namespace
+
+void Leases::open() {
+  const std::lock_guard lock(mutex_);
+  open_ = true;
+}
+
+void Leases::close() {
+  std::unordered_map<std::uint64_t, Lease> leases;
+  {
+    const std::lock_guard lock(mutex_);
+    open_ = false;
+    leases = std::exchange(leases_, {});
+  }
+  std::vector<Lease> all;
+  all.reserve(leases.size());
+  for (const auto& [number, lease] : leases) all.push_back(lease);
+  give_back(all);
+}
+
+std::vector<LeasePlace> Leases::acquire(const Namespace& space, std::span<const Hash128> keys,
+                                        std::uint64_t bytes_max, Miss& why) {
+  const std::uint64_t bytes = SlabPool::slot_bytes(space.block_bytes);
+  const std::uint64_t counted = take_below(count_, 1, keys.size(), kLeasesMax);
+  const std::uint64_t allowed = take_below(bytes_, bytes, counted, bytes_max);
+  std::vector<Lease> leased(allowed);
+  std::size_t held = 0;
+  why = Miss::none;
+  if (allowed > 0) held = node_.acquire(space, keys.first(allowed), leased.data(), &why);
+  if (held == allowed && held < keys.size()) why = Miss::pin_limit;
+  count_.fetch_sub(counted - held, std::memory_order_relaxed);
+  bytes_.fetch_sub((allowed - held) * bytes, std::memory_order_relaxed);
+  all_.fetch_add(held, std::memory_order_relaxed);
+  leased.resize(held);
+
+  std::vector<LeasePlace> places;
+  places.reserve(held);
+  {
+    const std::lock_guard lock(mutex_);
+    for (std::size_t i = 0; open_ && i < held; ++i) {
+      places.push_back({next_, leased[i].offset, leased[i].bytes});
+      leases_.emplace(next_++, leased[i]);
+    }
+  }
+  if (places.size() == held) return places;
+  give_back(leased);  // closed meanwhile
+  why = Miss::disconnected;
+  return {};
+}
+
+std::size_t Leases::release(std::span<const Hash128> numbers) {
+  std::vector<Lease> released;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const Hash128& number : numbers) {
+      const auto found = leases_.find(number.low);
+      if (found == leases_.end()) continue;
+      released.push_back(found->second);
+      leases_.erase(found);
+    }
+  }
+  give_back(released);
+  return released.size();
+}
+
+void Leases::give_back(std::span<const Lease> leases) {
+  node_.release(leases);
+  std::uint64_t bytes = 0;
+  for (const Lease& lease : leases) bytes += SlabPool::slot_bytes(lease.bytes);
+  bytes_.fetch_sub(bytes, std::memory_order_relaxed);
+  count_.fetch_sub(leases.size(), std::memory_order_relaxed);
+  all_.fetch_sub(leases.size(), std::memory_order_relaxed);
+}
+
+}  // namespace kvpool

@@ -1,0 +1,56 @@
+// What one client has leased by request: blocks that stay where they are in the arena it maps.
+//
+// Leases are the client's, not the stream's that asked: a stream may end for a deadline while what
+// was leased through it is still being read. They end when they are released through any stream of
+// the client, when its attachment ends, or with the client, whichever is first.
+// Promise:   at most kLeasesMax, and so many bytes as acquire() is told, however many streams ask.
+// Thread rule: every method from any thread. Takes its own lock, never while it holds the node's.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "net/frame.h"
+#include "node/node.h"
+
+namespace kvpool {
+
+inline constexpr std::uint64_t kLeasesMax = 65'536;
+
+class Leases {
+ public:
+  // `all`: of all clients, for statistics.
+  Leases(Node& node, std::atomic<std::uint64_t>& all) : node_(node), all_(all) {}
+  ~Leases() { close(); }
+  Leases(const Leases&) = delete;
+  Leases& operator=(const Leases&) = delete;
+
+  void open();   // nothing can be leased before
+  void close();  // releases all
+
+  // The leading blocks; `why`: of the first that is not leased.
+  std::vector<LeasePlace> acquire(const Namespace& space, std::span<const Hash128> keys,
+                                  std::uint64_t bytes_max, Miss& why);
+  // By numbers, in the low halves. Unknown ones are passed by; how many were known.
+  std::size_t release(std::span<const Hash128> numbers);
+
+  std::uint64_t count() const { return count_.load(std::memory_order_relaxed); }
+  std::uint64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
+
+ private:
+  void give_back(std::span<const Lease> leases);
+
+  Node& node_;
+  std::atomic<std::uint64_t>& all_;
+  // Counted before they are leased, so that several streams do not pass the limit together.
+  std::atomic<std::uint64_t> count_{0}, bytes_{0};
+  std::mutex mutex_;  // guards all below
+  std::unordered_map<std::uint64_t, Lease> leases_;
+  std::uint64_t next_ = 1;  // never given twice
+  bool open_ = false;
+};
+
+}  // namespace kvpool

@@ -1,0 +1,52 @@
+"""The example in docs/protocol.md, sent byte for byte to a node."""
+
+import re
+import struct
+from pathlib import Path
+
+import msgpack
+
+from kvpool import Manifest
+from tests.compat.nodes import beside_a_node
+from tests.compat.plain_client import connected, exactly
+from tests.pools import ROOT
+
+EXAMPLE = (ROOT / "docs" / "protocol.md").read_text().partition("\n## Example\n")[2]
+HEX = re.compile(r"^((?:[0-9a-f]{2} ?)+)(?: {3,}.*)?$")
+
+
+def blocks_of_bytes() -> list[bytes]:
+    """What stands in each fence; the words beside the bytes are for people."""
+    fences = re.findall(r"^```\n(.*?)^```", EXAMPLE.partition("\n## ")[0], re.DOTALL | re.MULTILINE)
+    found = []
+    for fence in fences:
+        matches = [HEX.match(line) for line in fence.splitlines()]
+        assert all(matches), fence
+        found.append(bytes.fromhex("".join(match[1] for match in matches if match)))
+    return found
+
+
+def talk(path: str) -> None:
+    hello, opened, welcome, put, stored, get, got = blocks_of_bytes()
+    with connected(path) as control, connected(path) as stream:
+        control.sendall(hello)
+        head = exactly(control, 12)
+        assert head[:8] == hello[:8]
+        answer = msgpack.unpackb(exactly(control, struct.unpack("<I", head[8:])[0]))
+        packed = Manifest(model="m", layout="opaque", block_bytes=8).pack()
+        assert len(packed) == 186
+        asked = msgpack.packb({"id": 1, "op": "open_namespace", "manifest": packed})
+        control.sendall(struct.pack("<I", len(asked)) + asked)
+        assert exactly(control, len(opened)) == opened
+
+        said = msgpack.packb({"kind": "stream", "client": answer["client"]})
+        stream.sendall(hello[:8] + struct.pack("<I", len(said)) + said)
+        assert exactly(stream, len(welcome)) == welcome
+        stream.sendall(put)
+        assert exactly(stream, len(stored)) == stored
+        stream.sendall(get)
+        assert exactly(stream, len(got)) == got
+
+
+def test_the_example_is_what_a_node_says(tmp_path: Path) -> None:
+    beside_a_node(tmp_path, talk)
