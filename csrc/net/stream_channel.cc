@@ -65,8 +65,8 @@ void StreamChannel::detach() {
   waits_->replace({});
 }
 
-// In a child the sockets are its parent's too, and a lock may be held for ever: all of it is left as
-// it is, for the end of the process.
+// In a child the sockets are its parent's too, and a lock may be held for ever: all of it is left
+// as it is, for the end of the process.
 StreamChannel::~StreamChannel() {
   close();
   if (!is_forked()) return;

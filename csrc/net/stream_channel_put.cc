@@ -19,7 +19,9 @@ std::size_t blocks_of_request(const Space& space, std::size_t left) {
   return std::min<std::size_t>(left, fit);
 }
 
-bool is_there(PutStatus status) { return status <= PutStatus::present; }
+bool is_there(PutStatus status) {
+  return status <= PutStatus::present || status == PutStatus::not_durable;
+}
 
 }  // namespace
 
