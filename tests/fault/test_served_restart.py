@@ -17,10 +17,12 @@ import pytest
 import kvpool
 from kvpool import Miss, Put, Reason, Unreachable
 from kvpool.replay.payload import keys_of
-from tests.served import WAIT_S, Blocks, Served, served, wait_for
+from tests import clients
+from tests.served import WAIT_S, Blocks, Served, held, served, wait_for, working
 
 CHANNELS = ("shm", "tcp")
 SLACK_S = 1.0  # for a machine that is busy with other things
+END_S_MAX = 5.0  # from SIGTERM
 BACK_S_MAX = 10.0  # a node that came back is found after two seconds at most, and it must start
 NUMBERS = range(48)
 DEADLINE_S = 0.5
@@ -191,6 +193,33 @@ def test_a_wait_ends_when_the_daemon_does(lasting: Served, channel: str) -> None
         assert found <= 1
         assert took_s < 4 + SLACK_S
     lasting.start()
+
+
+@pytest.mark.parametrize("channel", CHANNELS)
+def test_told_to_end_while_clients_are_at_work(lasting: Served, channel: str) -> None:
+    """It ends well, in time. What was put is on the SSD; what was under way was not promised."""
+    address = lasting.address(channel)
+    with lasting.connect("shm") as pool:
+        Blocks(pool).put_all(NUMBERS)
+    with (
+        working(clients.put_for_ever, address, 20_000, 64 << 10) as putting,
+        working(clients.get_for_ever, address, list(NUMBERS), 64 << 10) as getting,
+        working(clients.wait_for_ever, address, 30_000, 64 << 10) as waiting,
+        lasting.connect("shm", timeout=2) as pool,
+    ):
+        blocks = Blocks(pool)
+        assert [each.hear() for each in (putting, getting, waiting)] == ["ready"] * 3
+        wait_for(lambda: held(pool)["clients_waiting"] == 1, what="it waits")
+        blocks.put_all([40_000])
+        begin = time.monotonic()
+        lasting.stop()
+        assert time.monotonic() - begin < END_S_MAX
+        for each in (putting, getting, waiting):
+            each.kill()
+    lasting.start()
+    with lasting.connect(channel) as pool:
+        assert Blocks(pool).get([40_000]) == 1
+        Blocks(pool).there(range(20_000, 20_016))  # whole, or not there
 
 
 # --- SIGSTOP -------------------------------------------------------------------------------------
