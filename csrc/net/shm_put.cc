@@ -193,13 +193,32 @@ std::unique_ptr<StagedBlocks> ShmChannel::reserve_many(const Space& space, std::
   return blocks;
 }
 
+namespace {
+
+// Blocks in staging memory that this node does not share.
+class FromElsewhere final : public BlockSource {
+ public:
+  explicit FromElsewhere(const StagedBlocks& blocks) : blocks_(blocks) {}
+  bool fill(std::size_t, std::byte*, Hash128&) override { return false; }  // there is a place
+  const std::byte* place(std::size_t index) const override { return blocks_.memory(index); }
+
+ private:
+  const StagedBlocks& blocks_;
+};
+
+}  // namespace
+
 void ShmChannel::put_staged(const PutCall& call, StagedBlocks& blocks, PutStatus* statuses) {
   const std::span all(statuses, call.keys.size());
   const ShmUse use = this->use(call.space, call.deadline);
   KVP_CHECK(call.keys.size() <= blocks.count() && call.space.block_bytes == blocks.block_bytes_);
-  // Made for a node that is gone.
-  if (!use || use.client != blocks.client_) {
+  if (!use) {
     std::ranges::fill(all, PutStatus::disconnected);
+    return;
+  }
+  if (use.client != blocks.client_) {
+    FromElsewhere source(blocks);
+    put(call, source, statuses);
     return;
   }
   if (blocks.is_awaited()) use.client->find_lanes();
