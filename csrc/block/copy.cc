@@ -12,7 +12,7 @@
 #include <sanitizer/asan_interface.h>
 #endif
 
-#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
+#if (defined(__x86_64__) || defined(__aarch64__)) && !defined(__SANITIZE_THREAD__)
 #define KVP_COPY_BY_KERNEL 1
 #else
 #define KVP_COPY_BY_KERNEL 0
@@ -24,6 +24,9 @@ std::span<const CopyKernel* const> copy_kernels() {
 #if defined(__x86_64__)
   static constexpr std::array<const CopyKernel*, 2> kAll = {&kCopySse2, &kCopyAvx2};
   return std::span(kAll).first(cpu_features().avx2 ? 2 : 1);
+#elif defined(__aarch64__)
+  static constexpr std::array<const CopyKernel*, 1> kAll = {&kCopyNeon};
+  return kAll;
 #else
   return {};
 #endif
@@ -82,8 +85,8 @@ void racy_fill_runs(void* dst, const void* src, const Runs& runs) {
 
 #else
 
-// Words of the shared side are aligned; the private side takes what comes. This is the only path on
-// ARM64, where it has never been run (it needs nothing but the C++ memory model).
+// Words of the shared side are aligned; the private side takes what comes. Needs nothing but the
+// C++ memory model.
 namespace {
 
 constexpr std::size_t kWordBytes = sizeof(std::uint64_t);

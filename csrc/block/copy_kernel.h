@@ -24,6 +24,8 @@ std::span<const CopyKernel* const> copy_kernels();
 #if defined(__x86_64__)
 extern const CopyKernel kCopySse2;
 extern const CopyKernel kCopyAvx2;
+#elif defined(__aarch64__)
+extern const CopyKernel kCopyNeon;
 #endif
 
 }  // namespace kvpool

@@ -1,7 +1,7 @@
 // The copy loops, once for every vector width. Include last, after setting
 //   KVP_COPY_KERNEL, KVP_COPY_NAME                     the constant to define, and its name
 //   KVP_COPY_VECTOR_BYTES                              the width
-//   KVP_COPY_LOAD, KVP_COPY_STORE, KVP_COPY_STREAM     the instructions
+//   KVP_COPY_LOAD, KVP_COPY_STORE, KVP_COPY_STREAM     the instructions, on x86
 // Everything else here has internal linkage, so that code made for one processor can never be
 // linked into a path for another.
 
@@ -19,6 +19,8 @@ using Vector = char __attribute__((vector_size(kVectorBytes)));
 template <std::size_t kBytes>
 using Bytes = const char[kBytes];
 
+#if defined(__x86_64__)
+
 KVP_INLINE Vector load(const char* at) {
   Vector v;
   asm volatile(KVP_COPY_LOAD " %1, %0"
@@ -33,10 +35,14 @@ KVP_INLINE void store(char* at, Vector v) {
                : "x"(v));
 }
 
-KVP_INLINE void store_past_cache(char* at, Vector v) {
+// Two at a time, since ARM has no such store of one.
+KVP_INLINE void store_past_cache(char* at, Vector v, Vector next) {
   asm volatile(KVP_COPY_STREAM " %1, %0"
                : "=m"(*reinterpret_cast<char (*)[kVectorBytes]>(at))
                : "x"(v));
+  asm volatile(KVP_COPY_STREAM " %1, %0"
+               : "=m"(*reinterpret_cast<char (*)[kVectorBytes]>(at + kVectorBytes))
+               : "x"(next));
 }
 
 // A general register of 1, 2, 4 or 8 bytes.
@@ -46,6 +52,46 @@ KVP_INLINE void move_word(char* dst, const char* src) {
   asm volatile("mov %1, %0" : "=r"(word) : "m"(*reinterpret_cast<Bytes<sizeof(Word)>*>(src)));
   asm volatile("mov %1, %0" : "=m"(*reinterpret_cast<char (*)[sizeof(Word)]>(dst)) : "r"(word));
 }
+
+#else
+
+// "Q": an address in a register and nothing else, which every one of these takes.
+KVP_INLINE Vector load(const char* at) {
+  Vector v;
+  asm volatile("ldr %q0, %1" : "=w"(v) : "Q"(*reinterpret_cast<Bytes<kVectorBytes>*>(at)));
+  return v;
+}
+
+KVP_INLINE void store(char* at, Vector v) {
+  asm volatile("str %q1, %0" : "=Q"(*reinterpret_cast<char (*)[kVectorBytes]>(at)) : "w"(v));
+}
+
+KVP_INLINE void store_past_cache(char* at, Vector v, Vector next) {
+  asm volatile("stnp %q1, %q2, %0"
+               : "=Q"(*reinterpret_cast<char (*)[2 * kVectorBytes]>(at))
+               : "w"(v), "w"(next));
+}
+
+// A general register of 1, 2, 4 or 8 bytes.
+template <typename Word>
+KVP_INLINE void move_word(char* dst, const char* src) {
+  std::uint64_t word;
+  const auto& from = *reinterpret_cast<Bytes<sizeof(Word)>*>(src);
+  auto& to = *reinterpret_cast<char (*)[sizeof(Word)]>(dst);
+  if constexpr (sizeof(Word) == 8) {
+    asm volatile("ldr %x0, %1" : "=r"(word) : "Q"(from));
+    asm volatile("str %x1, %0" : "=Q"(to) : "r"(word));
+  } else if constexpr (sizeof(Word) == 4) {
+    asm volatile("ldr %w0, %1" : "=r"(word) : "Q"(from));
+    asm volatile("str %w1, %0" : "=Q"(to) : "r"(word));
+  } else {
+    static_assert(sizeof(Word) == 1);
+    asm volatile("ldrb %w0, %1" : "=r"(word) : "Q"(from));
+    asm volatile("strb %w1, %0" : "=Q"(to) : "r"(word));
+  }
+}
+
+#endif
 
 KVP_INLINE void move_16(char* dst, const char* src) {
   move_word<std::uint64_t>(dst, src);
@@ -57,13 +103,14 @@ KVP_INLINE void move_vectors(char* dst, const char* src) {
   Vector held[kVectors];
 #pragma GCC unroll 8
   for (std::size_t i = 0; i < kVectors; ++i) held[i] = load(src + i * kVectorBytes);
+  if constexpr (kPastCache) {
+    static_assert(kVectors % 2 == 0);
+#pragma GCC unroll 4
+    for (std::size_t i = 0; i < kVectors; i += 2)
+      store_past_cache(dst + i * kVectorBytes, held[i], held[i + 1]);
+  } else {
 #pragma GCC unroll 8
-  for (std::size_t i = 0; i < kVectors; ++i) {
-    if constexpr (kPastCache) {
-      store_past_cache(dst + i * kVectorBytes, held[i]);
-    } else {
-      store(dst + i * kVectorBytes, held[i]);
-    }
+    for (std::size_t i = 0; i < kVectors; ++i) store(dst + i * kVectorBytes, held[i]);
   }
 }
 
@@ -117,8 +164,11 @@ KVP_INLINE bool strings_are_best(const char* dst, const char* src, std::size_t b
          cpu_features().fast_strings;
 }
 
-KVP_INLINE void move_string(char* dst, const char* src, std::size_t bytes) {
+KVP_INLINE void move_string([[maybe_unused]] char* dst, [[maybe_unused]] const char* src,
+                            [[maybe_unused]] std::size_t bytes) {
+#if defined(__x86_64__)
   asm volatile("rep movsb" : "+D"(dst), "+S"(src), "+c"(bytes)::"memory");
+#endif
 }
 
 // Stores land on cache lines, whatever the alignment of the loads: a store over two lines costs

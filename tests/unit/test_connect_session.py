@@ -137,7 +137,7 @@ def test_a_link_has_all_that_was_asked_for(daemon: Running) -> None:
     assert len(link.boot) == 16
     link.close()
     link.close()
-    wait_until(lambda: len(os.listdir("/proc/self/fd")) == before)
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before)
 
 
 def test_a_handshake_that_fails_in_the_midst_leaves_nothing_open(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_a_handshake_that_fails_in_the_midst_leaves_nothing_open(tmp_path: Path)
         with pytest.raises(kvpool.Refused, match="1 connections, its limit") as error:
             dial(parse_address(daemon.address), CALLER, time.monotonic() + WAIT_S)
         assert error.value.code == "full"
-        wait_until(lambda: len(os.listdir("/proc/self/fd")) == before)
+        wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before)
         wait_until(lambda: daemon.server.dropped == [1])
 
 
