@@ -66,7 +66,7 @@ class StreamClient {
  private:
   class Sender;
   // Nothing was sent, so the stream is as good as before.
-  static bool is_late(const Ask& ask) { return std::chrono::steady_clock::now() >= ask.deadline; }
+  static bool is_late(Deadline deadline) { return std::chrono::steady_clock::now() >= deadline; }
   explicit StreamClient(Descriptor socket) : socket_(std::move(socket)) {}
 
   Request head_of(const Ask& ask);
