@@ -7,6 +7,7 @@
 // Thread rule: every method from any thread; the objects that acquire() and reserve() give belong
 // to one thread at a time. Not after fork: is_forked() first.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -59,6 +60,13 @@ class Room {
   // Once. Nobody writes to the memory any more.
   virtual PutStatus commit(Deadline deadline) = 0;
 };
+
+// The timeout of a put bounds its wait for another writer. What it takes to get the blocks to a node
+// elsewhere it is given in any case: else 0, which stores in this process, could never do so there.
+inline constexpr auto kPutLeast = std::chrono::milliseconds(50);
+inline Deadline at_least_a_way(Deadline deadline) {
+  return std::max(deadline, std::chrono::steady_clock::now() + kPutLeast);
+}
 
 struct PutCall {
   const Space& space;

@@ -135,7 +135,7 @@ void put_by_lane(const ShmUse& use, const Piece& piece, BlockSource& source,
 
 void ShmChannel::put(const PutCall& call, BlockSource& source, PutStatus* statuses) {
   const std::span all(statuses, call.keys.size());
-  const ShmUse use = this->use(call.space, call.deadline);
+  const ShmUse use = this->use(call.space, at_least_a_way(call.deadline));
   if (!use || use.incarnation == 0) {
     std::ranges::fill(all, use ? PutStatus::dropped : PutStatus::disconnected);
     return;
@@ -145,13 +145,13 @@ void ShmChannel::put(const PutCall& call, BlockSource& source, PutStatus* status
     const std::size_t count = std::min<std::size_t>(kKeysPerLane, call.keys.size() - done);
     Piece piece{call.keys.subspan(done, count), done == 0 ? call.parent : &call.keys[done - 1],
                 done, 0};
-    // Payload that the node would not take is not sent. It may have gone before the node looks:
-    // then it says so, and is sent it.
-    if (std::chrono::steady_clock::now() >= call.deadline) {
+    if (std::chrono::steady_clock::now() >= use.deadline) {
       all[done] = PutStatus::timed_out;
       std::ranges::fill(all.subspan(done + 1), PutStatus::chain_broken);
       return;
     }
+    // Payload that the node would not take is not sent. It may have gone before the node looks:
+    // then it says so, and is sent it.
     if (!is_due) piece.skip = use.reader().lookup(piece.keys, use.incarnation, nullptr);
     const auto answers = all.subspan(done, count);
     put_by_lane(use, piece, source, answers);
@@ -199,13 +199,32 @@ std::unique_ptr<StagedBlocks> ShmChannel::reserve_many(const Space& space, std::
   return blocks;
 }
 
+namespace {
+
+// Blocks in staging memory that this node does not share.
+class FromElsewhere final : public BlockSource {
+ public:
+  explicit FromElsewhere(const StagedBlocks& blocks) : blocks_(blocks) {}
+  bool fill(std::size_t, std::byte*, Hash128&) override { return false; }  // there is a place
+  const std::byte* place(std::size_t index) const override { return blocks_.memory(index); }
+
+ private:
+  const StagedBlocks& blocks_;
+};
+
+}  // namespace
+
 void ShmChannel::put_staged(const PutCall& call, StagedBlocks& blocks, PutStatus* statuses) {
   const std::span all(statuses, call.keys.size());
-  const ShmUse use = this->use(call.space, call.deadline);
+  const ShmUse use = this->use(call.space, at_least_a_way(call.deadline));
   KVP_CHECK(call.keys.size() <= blocks.count() && call.space.block_bytes == blocks.block_bytes_);
-  // Made for a node that is gone.
-  if (!use || use.client != blocks.client_) {
+  if (!use) {
     std::ranges::fill(all, PutStatus::disconnected);
+    return;
+  }
+  if (use.client != blocks.client_) {
+    FromElsewhere source(blocks);
+    put(call, source, statuses);
     return;
   }
   if (blocks.is_awaited()) use.client->find_lanes();

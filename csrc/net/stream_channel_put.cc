@@ -25,7 +25,9 @@ bool is_there(PutStatus status) {
 
 }  // namespace
 
-void StreamChannel::put(const PutCall& call, BlockSource& source, PutStatus* statuses) {
+void StreamChannel::put(const PutCall& asked, BlockSource& source, PutStatus* statuses) {
+  PutCall call = asked;
+  call.deadline = at_least_a_way(asked.deadline);
   std::size_t done = 0;
   while (done < call.keys.size()) {
     const std::size_t count = blocks_of_request(call.space, call.keys.size() - done);
