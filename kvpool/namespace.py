@@ -210,8 +210,7 @@ class Namespace(_core.Space):
         its node goes away, or where too many wait already. Pins nothing: get or view them then.
         """
         timeout_s = check_number("timeout", timeout, 0, TIMEOUT_S_MAX)
-        with self.pool._backend.waiting():
-            return self.wait_present(keys, timeout_s)
+        return self.pool._backend.wait(self, keys, timeout_s)
 
     def drop(self) -> int:
         """Make every block of this namespace a miss, at once; returns how many there were.
