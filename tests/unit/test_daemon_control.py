@@ -226,16 +226,18 @@ def test_a_client_that_dies_with_requests_in_a_queue_is_gone_at_once(daemon: Run
 
     def flush(timeout_s: float) -> bool:
         begun.set()
-        return finish.wait(WAIT_S)
+        return finish.wait()
 
     daemon.node.instead["flush"] = flush
-    with connected(daemon) as sock:
-        asked(sock, hello())
-        for number in range(1, 9):  # more than are read before their turn
-            sock.sendall(wire.pack_message({"id": number, "op": "flush", "timeout": 1}))
-        assert begun.wait(WAIT_S)
-    wait_until(lambda: daemon.server.dropped == [1])
-    finish.set()
+    try:
+        with connected(daemon) as sock:
+            asked(sock, hello())
+            for number in range(1, 9):  # more than are read before their turn
+                sock.sendall(wire.pack_message({"id": number, "op": "flush", "timeout": 1}))
+            assert begun.wait(WAIT_S)
+        wait_until(lambda: daemon.server.dropped == [1], WAIT_S)
+    finally:
+        finish.set()
 
 
 @pytest.mark.parametrize(
