@@ -23,6 +23,9 @@ namespace kvpool {
 
 using Deadline = Node::Deadline;
 
+// Of a namespace that the node would not open again: nothing of it is there.
+inline constexpr std::uint32_t kNoSpace = ~std::uint32_t{0};
+
 // A namespace, as one channel names it.
 struct Space {
   Hash128 id;
@@ -30,6 +33,8 @@ struct Space {
   // The node's number for it. Another one when the channel has found another life of the node.
   std::atomic<std::uint32_t> number{0};
   Namespace* local = nullptr;  // of a node in this process
+
+  bool is_lost() const { return number.load(std::memory_order_acquire) == kNoSpace; }
 };
 
 // Blocks that stay as they are until this is gone, or its channel is: each `bytes` long at

@@ -140,19 +140,25 @@ void ShmChannel::put(const PutCall& call, BlockSource& source, PutStatus* status
     std::ranges::fill(all, use ? PutStatus::dropped : PutStatus::disconnected);
     return;
   }
+  bool is_due = false;  // the node lacked a block that was thought present
   for (std::size_t done = 0; done < call.keys.size();) {
     const std::size_t count = std::min<std::size_t>(kKeysPerLane, call.keys.size() - done);
     Piece piece{call.keys.subspan(done, count), done == 0 ? call.parent : &call.keys[done - 1],
                 done, 0};
     // Payload that the node would not take is not sent. It may have gone before the node looks:
     // then it says so, and is sent it.
-    const bool is_due = done > 0 && all[done] == PutStatus::payload_due;
+    if (std::chrono::steady_clock::now() >= call.deadline) {
+      all[done] = PutStatus::timed_out;
+      std::ranges::fill(all.subspan(done + 1), PutStatus::chain_broken);
+      return;
+    }
     if (!is_due) piece.skip = use.reader().lookup(piece.keys, use.incarnation, nullptr);
     const auto answers = all.subspan(done, count);
     put_by_lane(use, piece, source, answers);
     const auto missing = std::ranges::find_if_not(answers, is_there);
     done += static_cast<std::size_t>(missing - answers.begin());
-    if (missing == answers.end() || *missing == PutStatus::payload_due) continue;
+    is_due = missing != answers.end() && *missing == PutStatus::payload_due;
+    if (missing == answers.end() || is_due) continue;
     std::ranges::fill(all.subspan(piece.first + count), PutStatus::chain_broken);
     return;
   }
