@@ -120,7 +120,7 @@ TEST_CASE("net server: who does not take what it asked for is closed, and its bl
     Bytes asked;
     for (int i = 0; i < 4; ++i) {
       const Bytes once = frame(scene.head(Op::get, 64), scene.keys);
-      asked.insert(asked.end(), once.begin(), once.end());
+      append_bytes(asked, once);
     }
     REQUIRE(send_bytes(stream, asked));
     wait_until([&] { return scene.served.server->stats().streams == 0; });
