@@ -42,6 +42,7 @@ class BookServer:
 
     def __init__(self) -> None:
         self.clients: dict[int, list[int]] = {}
+        self.lanes: dict[int, int] = {}  # of the clients that have any
         self.started: list[int] = []
         self.dropped: list[int] = []
         self.is_drained = self.is_closed = False
@@ -56,6 +57,7 @@ class BookServer:
     def drop_client(self, client: int) -> None:
         for fd in self.clients.pop(client):
             os.close(fd)
+        self.lanes.pop(client, None)
         self.dropped.append(client)
 
     def add_stream(self, client: int, fd: int) -> None:
@@ -63,6 +65,7 @@ class BookServer:
 
     def make_shm(self, client: int, fd: int) -> tuple[list[int], dict[str, Any]]:
         self.clients[client].append(fd)
+        self.lanes[client] = LANES
         if self.refuses_shm:
             raise NoResource("no memory for a staging ring")
         fds = [os.memfd_create(f"part {n}", os.MFD_CLOEXEC) for n in range(4)]
@@ -73,6 +76,13 @@ class BookServer:
 
     def start_shm(self, client: int) -> None:
         self.started.append(client)
+
+    @property
+    def sources(self) -> int:
+        return sum(self.sources_of(client) for client in list(self.clients))
+
+    def sources_of(self, client: int) -> int:
+        return len(self.clients.get(client, ())) + self.lanes.get(client, 0)
 
     def stats(self) -> dict[str, Any]:
         return {"clients": len(self.clients)}
@@ -119,6 +129,11 @@ class Running:
         if self.error is not None:
             raise self.error
 
+    def end_handshakes(self) -> None:
+        """Cancels those under way, and waits until they have ended."""
+        ended = self._daemon._handshakes.end()
+        asyncio.run_coroutine_threadsafe(ended, self._loop).result(WAIT_S)
+
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
@@ -132,8 +147,8 @@ class Running:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         log = open_log(self.plan.log_format, self.plan.log_level)
         node: Any = self.node
-        daemon = Daemon(self.plan, node, self.server, self.listeners, log, "9.9.9")
-        await daemon.run(self._stop, self._ready.set)
+        self._daemon = Daemon(self.plan, node, self.server, self.listeners, log, "9.9.9")
+        await self._daemon.run(self._stop, self._ready.set)
 
 
 @contextlib.contextmanager

@@ -98,7 +98,11 @@ bool LaneServe::read_window(LaneRequest& request, bool has_parent, Hash128* keys
 bool LaneServe::put(const LaneRequest& request) {
   PutStatus statuses[kKeysPerLane];
   LaneSource source(host_, lane_, request);
-  host_.node.put({*request.space, request.keys, request.parent, request.deadline}, source,
+  const auto given_up = [&] {
+    return host_.ended.load(std::memory_order_acquire) ||
+           lane_.cancelled.load(std::memory_order_acquire) == request.number;
+  };
+  host_.node.put({*request.space, request.keys, request.parent, request.deadline, given_up}, source,
                  statuses);
   if (source.is_garbage()) return false;
   for (std::size_t i = 0; i < request.keys.size(); ++i) {

@@ -31,14 +31,16 @@ class StagedBlocks {
   std::size_t count() const { return count_; }
   std::uint64_t stride() const { return stride_; }
   std::byte* memory(std::size_t index) const { return payload_ + index * stride_; }
-  // A put that was late took the memory with it: the node may still be reading there.
-  bool is_lost() const { return !run_; }
+  // A put that was late is not answered yet: the node may still be reading there.
+  bool is_awaited() const { return run_.use_count() > 1; }
 
  private:
   friend class ShmChannel;
   StagedBlocks() = default;
   std::shared_ptr<ShmClient> client_;
-  StagingRun run_;
+  // Shared with the lane of a put that was late, until that is answered: nobody else gets the
+  // memory before both have let go of it.
+  std::shared_ptr<StagingRun> run_;
   std::byte* payload_ = nullptr;
   std::size_t count_ = 0;
   std::uint64_t stride_ = 0, block_bytes_ = 0;
@@ -75,8 +77,9 @@ class ShmChannel final : public Channel {
   // Room for `count` blocks (at most kKeysPerLane) in a row. nullptr: `status` says which limit.
   std::unique_ptr<StagedBlocks> reserve_many(const Space& space, std::size_t count,
                                              PutStatus& status);
-  // Puts the first blocks of `blocks` under call.keys. The memory may be filled again afterwards,
-  // unless it is lost.
+  // Puts the first blocks of `blocks` under call.keys. The memory may be filled again afterwards;
+  // while it is_awaited() nothing is put from there: PutStatus::timed_out. Memory of a node that is
+  // gone costs its next life a copy.
   void put_staged(const PutCall& call, StagedBlocks& blocks, PutStatus* statuses);
 
  private:

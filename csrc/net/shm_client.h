@@ -28,8 +28,9 @@ namespace kvpool {
 struct ClientLane {
   Lane* shared = nullptr;
   Descriptor bell;
-  StagingRun window;         // of ordinary requests, for good
-  StagingRun used;           // of the request under way, if it has one of its own
+  StagingRun window;  // of ordinary requests, for good
+  // Of the request under way, if it has its own; a producer may have it for longer.
+  std::shared_ptr<StagingRun> used;
   std::uint64_t number = 0;  // of the newest request
 
   bool is_answered() const { return shared->answered.load(std::memory_order_acquire) == number; }

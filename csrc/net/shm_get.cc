@@ -59,8 +59,9 @@ struct Window {
   Window(ShmClient& client, ClientLane& lane, std::size_t keys, std::uint64_t stride) {
     const std::uint64_t key_bytes = lane_key_bytes(keys, false);
     if (lane.window.bytes() < key_bytes + stride)
-      lane.used = client.room().take(key_bytes + std::min<std::uint64_t>(keys, 2) * stride);
-    const StagingRun& run = lane.used ? lane.used : lane.window;
+      if (auto own = client.room().take(key_bytes + std::min<std::uint64_t>(keys, 2) * stride); own)
+        lane.used = std::make_shared<StagingRun>(std::move(own));
+    const StagingRun& run = lane.used ? *lane.used : lane.window;
     offset = run.offset();
     ring_bytes = (run.bytes() - key_bytes) / kLaneAlign * kLaneAlign;
     if (ring_bytes >= stride)

@@ -3,8 +3,8 @@
 // get    contiguous parts on several streams at once; the count is the leading run over all parts
 // put    one stream, in chain order, in requests of kPutBytes
 // acquire, reserve   memory of this process: a copy, not the node's own bytes (but see Options)
-// A stream whose deadline passes or whose answer does not fit is ended; the others go on. While none
-// lives every call answers at once: Miss::disconnected, PutStatus::disconnected.
+// A stream whose deadline passes or whose answer does not fit is ended; the others go on. While
+// none lives every call answers at once: Miss::disconnected, PutStatus::disconnected.
 //
 // Numbers of namespaces belong to a life of the node. Whoever reconnects first makes sure that all
 // old streams are ended (is_broken(), or detach()), then stores the new numbers in the Spaces, then

@@ -130,7 +130,8 @@ bool StreamServe::put(const Call& call) {
   if (refusal != Refusal::none)
     return receiver.finish() && answer(call, {.refusal = refusal}) && refusal != Refusal::draining;
   std::vector<PutStatus> statuses(call.keys.size(), PutStatus::failed);
-  host_.node.put({*call.space, call.keys, call.parent, call.patience.deadline}, receiver,
+  const auto given_up = [this] { return is_peer_gone(socket_.get()); };
+  host_.node.put({*call.space, call.keys, call.parent, call.patience.deadline, given_up}, receiver,
                  statuses.data());
   if (!receiver.finish()) return false;
   if (receiver.due() < statuses.size()) statuses[receiver.due()] = PutStatus::payload_due;

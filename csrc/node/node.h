@@ -15,6 +15,7 @@
 //            5. a put never waits for the SSD, unless it was asked to be durable.
 // Thread rule: every method from any thread. Not after fork: check is_forked() first.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -170,6 +171,8 @@ class Node {
     std::span<const Hash128> keys;    // in chain order
     const Hash128* parent = nullptr;  // key of the block before the first
     Deadline deadline;
+    // Asked every kAskEvery at least while it waits, under the lock: whoever wanted this is gone.
+    std::function<bool()> given_up = {};
   };
   // Stores the keys in order; `statuses` has one place per key.
   void put(const PutRequest& request, BlockSource& source, PutStatus* statuses);
@@ -234,7 +237,9 @@ class Node {
   struct Call;
   struct Fetch;
   struct Attached;
+  struct Waiter;
   using Lock = std::unique_lock<std::mutex>;
+  using GivenUp = std::function<bool()>;
   // From so many bytes on a group goes out at once; smaller ones wait kLinger for company.
   static constexpr std::uint64_t kGroupBytes = 16ull << 20;
   // Of a put that will wait for it: the disk starts while the rest is being copied.
@@ -280,8 +285,13 @@ class Node {
   void sync_index(Lock& lock);
   bool write_queued(Lock& lock, Deadline deadline);
   void write_last_stamps(Lock& lock);
+  // When whoever waits looks again whether it should.
+  static Deadline next_look(Deadline deadline, const GivenUp& given_up) {
+    if (!given_up) return deadline;
+    return std::min(deadline, std::chrono::steady_clock::now() + kAskEvery);
+  }
   void wait_until_durable(Lock& lock, std::span<const BlockId> records, Deadline deadline,
-                          PutStatus* statuses);
+                          const GivenUp& given_up, PutStatus* statuses);
   void close_ssd(Deadline flush_until);
   void add_ssd_stats(NodeStats& stats);
   void add_client_stats(NodeStats& stats) const;
@@ -313,6 +323,7 @@ class Node {
   void hold_to_limit(Attached& client);
   void announce(const Namespace& space, const Hash128& key);
   void wake_waiters();
+  bool sleep_until_due(Lock& lock, Waiter& waiter, Deadline deadline, const GivenUp& given_up);
 
   void let_others_in(Lock& lock);
   void kick();  // under the lock

@@ -61,7 +61,7 @@ void Node::put(const PutRequest& request, BlockSource& source, PutStatus* status
     if (statuses[done] > PutStatus::present) break;
   }
   if (is_durable() && done > 0)
-    wait_until_durable(lock, call.blocks(done), request.deadline, statuses);
+    wait_until_durable(lock, call.blocks(done), request.deadline, request.given_up, statuses);
   call.unpin_all();
   if (tier_) wake_writer();
   lock.unlock();
@@ -140,8 +140,9 @@ PutStatus Node::reserve_locked(Lock& lock, const PutRequest& request, const Hash
         let_others_in(lock);
         break;
       case Outcome::pending:
-        if (settled_.wait_until(lock, request.deadline) == std::cv_status::timeout)
-          return PutStatus::timed_out;
+        if (std::chrono::steady_clock::now() >= request.deadline) return PutStatus::timed_out;
+        if (request.given_up && request.given_up()) return PutStatus::failed;
+        settled_.wait_until(lock, next_look(request.deadline, request.given_up));
     }
   }
 }
@@ -181,7 +182,7 @@ PutStatus Node::reserve(const PutRequest& request, Ticket& ticket) {
     store_->touch(reserved.record, clock_->now());
     if (is_durable()) {
       store_->pin(reserved.record);
-      wait_until_durable(lock, {&reserved.record, 1}, request.deadline, &status);
+      wait_until_durable(lock, {&reserved.record, 1}, request.deadline, request.given_up, &status);
       store_->unpin(reserved.record);
     }
   }
@@ -198,7 +199,7 @@ PutStatus Node::commit(const Ticket& ticket, const Hash128& sum, Deadline deadli
   if (committed == Store::Committed::stored) announce(*space, key);
   if (committed == Store::Committed::stored && is_durable()) {
     store_->pin(ticket.record);
-    wait_until_durable(lock, {&ticket.record, 1}, deadline, &status);
+    wait_until_durable(lock, {&ticket.record, 1}, deadline, {}, &status);
     store_->unpin(ticket.record);
   }
   if (ticket.parent != kNoBlock) store_->unpin(ticket.parent);

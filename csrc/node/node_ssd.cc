@@ -194,13 +194,14 @@ void Node::prepare_payload(WriteBack& batch, std::vector<Bounce>& bounces) {
 // --- waiting for it ------------------------------------------------------------------------------
 
 void Node::wait_until_durable(Lock& lock, std::span<const BlockId> records, Deadline deadline,
-                              PutStatus* statuses) {
+                              const GivenUp& given_up, PutStatus* statuses) {
   for (const BlockId record : records)  // one that failed before gets another chance
     if (!store_->is_on_ssd(record)) store_->write_soon(record);
   const Urgent urgent(*this);
   const auto is_due = [&](BlockId record) { return store_->is_due(record); };
-  written_.wait_until(lock, deadline,
-                      [&] { return stopping_ || std::ranges::none_of(records, is_due); });
+  const auto is_over = [&] { return stopping_ || std::ranges::none_of(records, is_due); };
+  while (!written_.wait_until(lock, next_look(deadline, given_up), is_over))
+    if (std::chrono::steady_clock::now() >= deadline || (given_up && given_up())) break;
   for (std::size_t i = 0; i < records.size(); ++i) {
     if (store_->is_on_ssd(records[i])) continue;
     statuses[i] = stopping_ ? PutStatus::failed : PutStatus::not_durable;

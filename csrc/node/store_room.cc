@@ -210,7 +210,8 @@ bool Store::evict_one(Seconds now) {
 // worth of them is colder than anything the class could evict itself. One slab a call, since its
 // blocks are copied: `made` if add_slab() now has room, `again` if it takes more than that one.
 Store::Room Store::steal_slab(ClassId klass, Seconds now) {
-  if (steal_later_[klass] > 0) {
+  // Only while it has blocks of its own to give up: one that has none would be refused meanwhile.
+  if (steal_later_[klass] > 0 && policy_->coldest(klass)) {
     --steal_later_[klass];
     return Room::none;
   }

@@ -6,7 +6,6 @@ kind of work are compared apart from what is timed.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable
 
@@ -21,8 +20,8 @@ from kvpool.replay.payload import Keys, keys_of
 
 MAKE_FULL_BLOCKS = 16
 _FRESH_ID = 1 << 40  # ids from here on are of blocks that were never put before
+_FRESH_CHUNK = 1 << 16  # keys made at a time: making them is not what is timed
 _GIB = 1 << 30
-_fresh_ids = itertools.count(_FRESH_ID)
 
 
 def fill(space: kvpool.Namespace, buffers: Buffers) -> None:
@@ -78,11 +77,16 @@ def put_from(space: kvpool.Namespace, buffers: Buffers, batch: int, seed: int) -
     return lambda: _put(space, buffers, batch, next(of))
 
 
+def put_hot(space: kvpool.Namespace, buffers: Buffers) -> Work:
+    """Puts of one fresh block whose bytes the caller has in its cache."""
+    return lambda: _put(space, buffers, 1, 0)
+
+
 def put_staged(space: kvpool.Namespace, staged: kvpool.Staging) -> Work:
     """Puts of fresh blocks that lie in staging memory, where their producer wrote them."""
 
     def step() -> None:
-        result = space.put_staged(_fresh_keys(len(staged)), staged)
+        result = space.put_staged(_fresh.take(len(staged)), staged)
         expect(result.stored == len(staged), f"a staged put: {result}")
 
     return step
@@ -102,7 +106,7 @@ def check_staged(space: kvpool.Namespace, staged: kvpool.Staging, buffers: Buffe
     """The same of a staged put, of other bytes than those that were timed."""
     for number, block in enumerate(staged):
         block[:] = buffers.source[number].view(np.uint8).data
-    keys = _fresh_keys(len(staged))
+    keys = _fresh.take(len(staged))
     expect(space.put_staged(keys, staged).stored == len(staged), "a staged put was refused")
     _check_stored(space, keys, buffers.source[: len(staged)], "put_staged")
 
@@ -115,14 +119,28 @@ def _check_stored(space: kvpool.Namespace, keys: Keys, wanted: np.ndarray, work:
 
 
 def _put(space: kvpool.Namespace, buffers: Buffers, batch: int, group: int) -> Keys:
-    keys = _fresh_keys(batch)
+    keys = _fresh.take(batch)
     result = space.put(keys, buffers.source[group * batch : (group + 1) * batch])
     expect(result.stored == batch, f"a put into a full pool: {result}")
     return keys
 
 
-def _fresh_keys(count: int) -> Keys:
-    return keys_of(list(itertools.islice(_fresh_ids, count)))
+class _FreshKeys:
+    """Keys that no block had before, in this process."""
+
+    def __init__(self) -> None:
+        self._next_id = _FRESH_ID
+        self._made = keys_of([])
+
+    def take(self, count: int) -> Keys:
+        if len(self._made) < count:
+            self._made = keys_of(range(self._next_id, self._next_id + _FRESH_CHUNK))
+            self._next_id += _FRESH_CHUNK
+        taken, self._made = self._made[:count], self._made[count:]
+        return taken
+
+
+_fresh = _FreshKeys()
 
 
 # --- what it costs -------------------------------------------------------------------------------

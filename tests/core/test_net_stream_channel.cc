@@ -128,6 +128,33 @@ TEST_CASE("net channel: a node that answers or closes before it has taken a put"
   }
 }
 
+TEST_CASE("net channel: a put tells what the node said of each block") {
+  Played played(1);
+  played.space.block_bytes = 1000;
+  const auto told = [&](std::vector<PutStatus> said) {
+    auto node = std::async(std::launch::async, [&] {
+      const Request head = played.take_request(0);
+      CHECK(head.count == said.size());
+      receive_bytes(played.ends[0], said.size() * (sizeof(Block) + 1000));
+      Bytes answer;
+      append(answer, Answer{.op = Op::put, .id = head.id, .body_bytes = head.count});
+      for (const PutStatus status : said) answer.push_back(static_cast<std::byte>(status));
+      send_bytes(played.ends[0], answer);
+    });
+    const auto statuses =
+        put(*played.channel, played.space, std::span(played.keys).first(said.size()));
+    node.get();
+    return statuses;
+  };
+  using enum PutStatus;
+  for (const auto& said : {std::vector{stored, not_durable, present, not_durable},
+                           std::vector{present, stored, dropped, chain_broken},
+                           std::vector{no_memory, chain_broken}, std::vector{not_durable}})
+    CHECK(told(said) == said);
+  CHECK(told({stored, static_cast<PutStatus>(13)}) == std::vector{disconnected, chain_broken});
+  CHECK(played.channel->is_broken());
+}
+
 TEST_CASE("net channel: nothing that does not fit is taken for an answer") {
   const std::size_t second = sizeof(Block) + kBlock;
   struct Change {

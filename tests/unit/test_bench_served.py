@@ -4,7 +4,10 @@ import itertools
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +20,7 @@ from kvpool.bench import clients, lookup, rows, served_works, shm, tcp
 from kvpool.bench.buffers import Buffers, Memory
 from kvpool.bench.raw_sockets import raw_peer
 from kvpool.bench.scale import Scale
-from kvpool.bench.served import environment_of_child, require_memory, served
+from kvpool.bench.served import Served, environment_of_child, require_memory, served
 from kvpool.bench.ssd import namespace
 
 RATE = {"work", "block_bytes", "batch", "GBps", "p50_us", "p99_us", "ratio", "round_trip_us"}
@@ -39,6 +42,12 @@ def measured() -> dict[str, list[dict]]:
         assert done.exit_code == 0, done.output
         found[name] = [json.loads(line) for line in done.stdout.splitlines()]
     return found
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Served]:
+    with served(64 << 20) as running:
+        yield running
 
 
 def of(measured: dict[str, list[dict]], channel: str, *works: str) -> list[dict]:
@@ -130,7 +139,7 @@ def test_lookup_takes_fewer_entries_where_memory_lacks(monkeypatch) -> None:
     assert lookup._that_fit(scale, 20_000) == 20_000
     assert not said
     monkeypatch.setattr(lookup, "memory_available_bytes", lambda: 3 << 30)
-    assert lookup._that_fit(scale, 1_000_000) == 250_000
+    assert lookup._that_fit(scale, 1_000_000) == 500_000
     assert "too little memory for 1,000,000" in said[0]
 
 
@@ -141,13 +150,18 @@ def test_a_daemon_of_a_bench_is_told_nothing_by_the_environment(monkeypatch) -> 
         assert not any(name.startswith("KVPOOL_") for name in environment_of_child())
 
 
-def test_idle_share_is_of_the_daemon() -> None:
-    with served(64 << 20) as daemon:
-        os.kill(daemon.pid, signal.SIGSTOP)
+def test_idle_share_is_of_the_daemon(daemon) -> None:
+    os.kill(daemon.pid, signal.SIGSTOP)
+    try:
+        os.waitid(os.P_PID, daemon.pid, os.WSTOPPED | os.WNOWAIT)
+        assert served_works.idle_share(daemon, 0.05) == 0
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as spinning:
         try:
-            assert served_works.idle_share(daemon, 0.05) == 0
+            assert served_works.idle_share(Served(spinning.pid, "", ""), 0.3) > 0
         finally:
-            os.kill(daemon.pid, signal.SIGCONT)
+            spinning.kill()
 
 
 def test_raw_sockets_move_what_they_are_asked_to() -> None:
@@ -178,7 +192,7 @@ def test_paced_sleeps_before_each_work() -> None:
 
 
 @pytest.mark.parametrize("work", ["get_into", "view"])
-def test_a_wrong_byte_from_a_daemon_is_found(monkeypatch, work: str) -> None:
+def test_a_wrong_byte_from_a_daemon_is_found(daemon, monkeypatch, work: str) -> None:
     honest = kvpool.Namespace.view_blocks
 
     def flipping_get(space, keys, out, **kept) -> int:
@@ -190,8 +204,9 @@ def test_a_wrong_byte_from_a_daemon_is_found(monkeypatch, work: str) -> None:
         return [bytes([b[0] ^ 1]) + bytes(b[1:]) for b in map(memoryview, honest(space, keys))]
 
     buffers = Buffers(Memory(1 << 20), 64 << 10)
-    with served(64 << 20) as daemon, kvpool.connect(daemon.unix) as pool:
+    with kvpool.connect(daemon.unix) as pool:
         space = namespace(pool, buffers.block_bytes)
+        space.drop()
         served_works.fill(space, buffers)
         if work == "get_into":
             monkeypatch.setattr(kvpool.Namespace, "get_into", flipping_get, raising=False)

@@ -119,7 +119,7 @@ def test_what_was_refused_leaves_nothing_behind(tmp_path: Path) -> None:
         with pytest.raises(NoResource, match=f"cannot listen on 127.0.0.1:{port}: Address already"):
             Listeners(planned(tmp_path, listen=f"127.0.0.1:{port}"))
     assert sorted(os.listdir(tmp_path)) == ["node.sock.lock"]
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
     with listeners(tmp_path):  # the lock was given back
         pass
 

@@ -112,8 +112,9 @@ def test_a_daemon_that_does_not_come_up_is_one_line(monkeypatch) -> None:
 
 
 def test_a_client_that_fails_is_one_line(monkeypatch) -> None:
-    monkeypatch.setattr(demo_served, "DRAM_BYTES", 8 << 20)  # not even one prompt
-    with pytest.raises(demo_served.ServedError, match="a client of the daemon failed: "):
+    monkeypatch.setattr(demo_served, "DRAM_BYTES", 64 << 20)
+    monkeypatch.setattr(demo_served, "SHARED_BLOCKS", demo_served.PROMPT_BLOCKS + 1)
+    with pytest.raises(demo_served.ServedError, match="client of the daemon failed: ValueError"):
         list(demo_served.steps(7, lambda _: None))
 
 
