@@ -1,11 +1,11 @@
 // Payload on its way through the ring of a lane, seen from the node.
 //
-// Promises:  1. what is stored is what was hashed, whatever the client writes meanwhile: every piece
-//               goes through a private buffer;
+// Promises:  1. what is stored is what was hashed, whatever the client writes meanwhile: every
+//               piece goes through a private buffer;
 //            2. the client is handed no byte of a block whose bytes may have changed, unless it is
 //               larger than the ring: then it is told, by the count, that the block is not whole;
-//            3. every wait ends by the request's deadline, and within a slice of the client's end or
-//               its giving up.
+//            3. every wait ends by the request's deadline, and within a slice of the client's end
+//               or its giving up.
 // Thread rule: the thread that serves the lane; LaneHost::ended from any.
 #pragma once
 #include <atomic>
@@ -59,8 +59,8 @@ class LaneFlow {
   std::uint64_t bytes() const { return moved_; }
 
  protected:
-  // Until the client's counter has reached `until`. False: it will not, in time. Before it sleeps it
-  // shows `done`, so that the client never waits for what is done already.
+  // Until the client's counter has reached `until`. False: it will not, in time. Before it sleeps
+  // it shows `done`, so that the client never waits for what is done already.
   bool wait_for_client(std::uint64_t until, std::uint64_t done);
   void publish(std::uint64_t to);  // our counter
   void rouse() {

@@ -1,8 +1,8 @@
 // An shm client as its node sees it: the memory they share, one source per lane and one for the
 // client's end.
 //
-// Promises:  1. when the client is gone, nothing of it is pinned any more at once, and no lane works
-//               for it after 100 ms;
+// Promises:  1. when the client is gone, nothing of it is pinned any more at once, and no lane
+//               works for it after 100 ms;
 //            2. whatever the client writes into what it was given harms its own requests only.
 // Thread rule: create() and sources() by one thread; the rest is the sources'.
 #pragma once

@@ -1,6 +1,6 @@
-// A node of this host, through memory that it shares: looking, copying out and reading in place need
-// no request; putting, and what lies on the SSD alone, goes through a lane; the rest is asked on a
-// stream.
+// A node of this host, through memory that it shares: looking, copying out and reading in place
+// need no request; putting, and what lies on the SSD alone, goes through a lane; the rest is asked
+// on a stream.
 //
 // A reconnect brings a new attachment: calls under way and what they gave (Pins, Room) keep the old
 // one alive, and pinned blocks stay readable though their node be gone.

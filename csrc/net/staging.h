@@ -1,7 +1,7 @@
 // Who has which part of a client's staging memory.
 //
-// Invariant: free runs are page-aligned, apart and never adjacent, so the sum of runs handed out and
-//            free is the whole.
+// Invariant: free runs are page-aligned, apart and never adjacent; runs handed out and free runs
+//            together are the whole.
 // Thread rule: any thread. A run belongs to one at a time and must not outlive its room.
 #pragma once
 #include <cstdint>

@@ -206,7 +206,7 @@ TEST_CASE("hostile lane: a node outlives clients that scribble over all they sha
   const auto bystander = host.channel();
   const auto kept = keys_from(1, 12);
   REQUIRE(all_are(put_through(*bystander, other, kept), PutStatus::stored));
-  for (std::size_t life = 0; life < test::scaled(100); ++life) {
+  for (std::size_t life = 0; life < test::scaled(60); ++life) {
     live_and_scribble(host, space, random.engine()());
     if (life % 10 == 0) check_bystander(host, *bystander, other, kept);
   }

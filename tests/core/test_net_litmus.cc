@@ -1,6 +1,6 @@
 // Reader processes copy and look in place without asking, while their node evicts, moves, drops,
-// resizes and gives memory back, and while they are stopped anywhere: no wrong byte is accepted, and
-// what is pinned stays as it is.
+// resizes and gives memory back, and while they are stopped anywhere: no wrong byte is accepted,
+// and what is pinned stays as it is.
 //
 // KVPOOL_LITMUS_S = seconds, for a long run by hand.
 #include <sys/mman.h>
@@ -37,8 +37,8 @@ constexpr std::uint64_t kKeys[] = {6'000, 500, 120};  // about twice what the po
 constexpr std::size_t kSizes = std::size(kBlockBytes);
 constexpr std::size_t kReaders = 2;
 
-// Word 0 is the version; word i of the rest is base(key, version) + i * kStep. Cheap enough that the
-// check keeps up with the copy, and yet a word of another block, version or place is seen.
+// Word 0 is the version; word i of the rest is base(key, version) + i * kStep. Cheap enough that
+// the check keeps up with the copy, and yet a word of another block, version or place is seen.
 constexpr std::uint64_t kStep = 0x9e37'79b9'7f4a'7c15;
 std::uint64_t base_of(const Hash128& key, std::uint64_t version) {
   return mix64(key.low ^ mix64(key.high + version));

@@ -199,7 +199,7 @@ TEST_CASE("shm processes: one that is stopped in a put holds up nobody else, and
   CHECK(host.comes_to_rest(10s));
 }
 
-// --- a node in a process of its own ---------------------------------------------------------------
+// --- a node in a process of its own --------------------------------------------------------------
 
 // The descriptors of an offer, on their way to this process.
 void send_offer(int to, const test::ShmTicket& ticket) {
