@@ -20,6 +20,7 @@ import numpy as np
 
 import kvpool
 from tests.frames import RawClient
+from tests.pools import opaque
 from tests.served import Blocks
 
 NOBODY = 65534
@@ -30,6 +31,9 @@ MADV_REMOVE = 9
 PAGE = 4096
 HAZARDS_OFFSET = PAGE  # of the client's page in its control memory
 HAZARDS = 256
+# Words of a lane, 64 bytes a line.
+ASKED, OP, SPACE, COUNT, SKIP, HAS_PARENT, DEADLINE_US = range(7)
+WINDOW_OFFSET, WINDOW_BYTES, STAGED, ANSWERED = 8, 9, 16, 32
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.mmap.restype = ctypes.c_void_p
 
@@ -192,6 +196,70 @@ def scribble_once(words: Any, random: np.random.Generator) -> None:
         words[at] = random.integers(0, 8, 64, dtype=np.uint64)
     else:
         words[at] += np.uint64(1)
+
+
+def ask_nonsense(pipe: Connection, address: str, seed: int, seconds: float) -> None:
+    """Requests whose fields may each be believed, with payload counts and keys that may not.
+
+    When it is dropped for one it connects again. Says how many requests it asked, and how many were
+    answered.
+    """
+    random = np.random.default_rng(seed)
+    asked = answered = 0
+    pipe.send("ready")
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with attached(address) as (client, fds, _):
+            number = client.space(opaque("nonsense", block_bytes=PAGE))
+            control = np.frombuffer(mmap.mmap(fds[CONTROL], 0), np.uint64)
+            staging = np.frombuffer(mmap.mmap(fds[STAGING], 0), np.uint8)
+            lanes, lanes_at, lane_bytes = (int(control[word]) for word in (2, 5, 6))
+            for _ in range(1000):
+                which = int(random.integers(lanes))
+                first = (lanes_at + which * lane_bytes) // 8
+                lane = control[first : first + lane_bytes // 8]
+                fill_in(lane, staging, number, random)
+                asked += 1
+                lane[ASKED] += np.uint64(1)
+                os.write(fds[BELLS + which], struct.pack("<Q", 1))
+                if not is_answered(lane, random):
+                    break
+                answered += 1
+    pipe.send((asked, answered))
+
+
+def fill_in(lane: Any, staging: Any, number: int, random: np.random.Generator) -> None:
+    """The fields of one request: mostly right, one in eight anything."""
+    count = int(random.integers(1, 5))
+    key_bytes = (count * 16 + 63) // 64 * 64
+    offset = int(random.integers(0, 64)) * PAGE
+    fields = {
+        OP: int(random.integers(1, 3)),
+        SPACE: number,
+        COUNT: count,
+        SKIP: int(random.integers(0, 2)),
+        HAS_PARENT: int(random.integers(0, 2)),
+        DEADLINE_US: 20_000,
+        WINDOW_OFFSET: offset,
+        WINDOW_BYTES: key_bytes + 64 + int(random.integers(0, 8)) * PAGE,
+        STAGED: int(random.integers(0, 6)) * PAGE,
+    }
+    if random.integers(8) == 0:
+        fields[int(random.choice(list(fields)))] = int(random.integers(1 << 63))
+    for at, value in fields.items():
+        lane[at] = np.uint64(value)
+    keys = random.integers(0, 4, count)  # of few blocks, so that they leave room for others'
+    staging[offset : offset + count * 16] = np.repeat(keys, 16).astype(np.uint8)
+
+
+def is_answered(lane: Any, random: np.random.Generator) -> bool:
+    """Until then it counts payload to and fro. False: it was dropped, or has no patience left."""
+    end = time.monotonic() + 0.1
+    while lane[ANSWERED] != lane[ASKED]:
+        if time.monotonic() > end:
+            return False
+        lane[STAGED] = np.uint64(random.integers(0, 1 << 16))
+    return True
 
 
 def name_all_slots(pipe: Connection, address: str, slot_bytes: int) -> None:

@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 
 from tests import intruders
+from tests.pools import opaque
 from tests.served import (
     Blocks,
     Served,
+    Worker,
     assert_all_comes_back,
     held,
     nobody_holds,
@@ -97,27 +99,46 @@ def test_scribbling_on_all_that_is_its_own(
     daemon: Served, witness: Blocks, rng: np.random.Generator
 ) -> None:
     """Others are served right meanwhile; such a client is dropped for a reason, or ends."""
+    garbage = witness.pool.stats()["server"]["closed_garbage"]
     reasons = set()
-    for _ in range(4):
-        with working(
-            intruders.scribble, daemon.unix_address, int(rng.integers(1 << 32)), 0.5
-        ) as intruder:
+    for _ in range(3):
+        arguments = daemon.unix_address, int(rng.integers(1 << 32)), 0.3
+        with working(intruders.scribble, *arguments) as intruder:
             assert intruder.hear() == "ready"
-            turn = 0
-            while not intruder.pipe.poll(0):
-                turn += 1
-                numbers = range(2000 + turn % 8 * 4, 2004 + turn % 8 * 4)
-                witness.space.remove(witness.keys(numbers))
-                witness.put_all(numbers)
-                assert witness.get(numbers) == 4
-                assert witness.get(NUMBERS) == len(NUMBERS)
+            serve_others_until_it_speaks(witness, intruder)
             assert intruder.hear() == "done"
             assert intruder.join() == 0
         wait_for(lambda: nobody_holds(witness.pool), what=f"{held(witness.pool)} is free")
         reasons.add(witness.pool.stats()["server"]["last_closed"])
-        witness.space.remove(witness.keys(range(2000, 2032)))
     print(f"closed for: {reasons}")
-    assert witness.pool.stats()["server"]["closed_garbage"] > 0
+    assert witness.pool.stats()["server"]["closed_garbage"] > garbage
+
+
+def test_asking_for_nonsense(daemon: Served, witness: Blocks, rng: np.random.Generator) -> None:
+    """Requests that look right, whose payload is counted wrongly and changes while it is taken."""
+    arguments = daemon.unix_address, int(rng.integers(1 << 32)), 2.0
+    with working(intruders.ask_nonsense, *arguments) as intruder:
+        assert intruder.hear() == "ready"
+        serve_others_until_it_speaks(witness, intruder)
+        asked, answered = intruder.hear()
+        assert intruder.join() == 0
+    print(f"{asked} requests, {answered} answered; {witness.pool.stats()['server']['last_closed']}")
+    assert answered > 10
+    wait_for(lambda: nobody_holds(witness.pool), what=f"{held(witness.pool)} is free")
+    nonsense = witness.pool.namespace(opaque("nonsense", block_bytes=intruders.PAGE))
+    nonsense.drop()
+
+
+def serve_others_until_it_speaks(witness: Blocks, intruder: Worker) -> None:
+    turn = 0
+    while not intruder.pipe.poll(0):
+        turn += 1
+        numbers = range(2000 + turn % 8 * 4, 2004 + turn % 8 * 4)
+        witness.space.remove(witness.keys(numbers))
+        witness.put_all(numbers)
+        assert witness.get(numbers) == 4
+        assert witness.get(NUMBERS) == len(NUMBERS)
+    witness.space.remove(witness.keys(range(2000, 2032)))
 
 
 def test_a_client_that_claims_to_read_everything(daemon: Served, witness: Blocks) -> None:

@@ -17,10 +17,12 @@ import pytest
 import kvpool
 from kvpool import Miss, Put, Reason, Unreachable
 from kvpool.replay.payload import keys_of
-from tests.served import WAIT_S, Blocks, Served, served, wait_for
+from tests import clients
+from tests.served import WAIT_S, Blocks, Served, held, served, wait_for, working
 
 CHANNELS = ("shm", "tcp")
 SLACK_S = 1.0  # for a machine that is busy with other things
+END_S_MAX = 5.0  # from SIGTERM
 BACK_S_MAX = 10.0  # a node that came back is found after two seconds at most, and it must start
 NUMBERS = range(48)
 DEADLINE_S = 0.5
@@ -193,6 +195,33 @@ def test_a_wait_ends_when_the_daemon_does(lasting: Served, channel: str) -> None
     lasting.start()
 
 
+@pytest.mark.parametrize("channel", CHANNELS)
+def test_told_to_end_while_clients_are_at_work(lasting: Served, channel: str) -> None:
+    """It ends well, in time. What was put is on the SSD; what was under way was not promised."""
+    address = lasting.address(channel)
+    with lasting.connect("shm") as pool:
+        Blocks(pool).put_all(NUMBERS)
+    with (
+        working(clients.put_for_ever, address, 20_000, 64 << 10) as putting,
+        working(clients.get_for_ever, address, list(NUMBERS), 64 << 10) as getting,
+        working(clients.wait_for_ever, address, 30_000, 64 << 10) as waiting,
+        lasting.connect("shm", timeout=2) as pool,
+    ):
+        blocks = Blocks(pool)
+        assert [each.hear() for each in (putting, getting, waiting)] == ["ready"] * 3
+        wait_for(lambda: held(pool)["clients_waiting"] == 1, what="it waits")
+        blocks.put_all([40_000])
+        begin = time.monotonic()
+        lasting.stop()
+        assert time.monotonic() - begin < END_S_MAX
+        for each in (putting, getting, waiting):
+            each.kill()
+    lasting.start()
+    with lasting.connect(channel) as pool:
+        assert Blocks(pool).get([40_000]) == 1
+        Blocks(pool).there(range(20_000, 20_016))  # whole, or not there
+
+
 # --- SIGSTOP -------------------------------------------------------------------------------------
 
 
@@ -326,6 +355,26 @@ def test_staging_memory_of_a_late_put_is_nobody_elses(daemon: Served) -> None:
         fill(staged, np.zeros((count, blocks.block_bytes), np.uint8))
         assert blocks.space.put_staged(keys_of(list(others)), another).stored == count
         assert blocks.get(others) == count
+
+
+def test_staging_memory_outlives_the_daemon(tmp_path: Path) -> None:
+    """A producer that took it once goes on when the next daemon is there."""
+    numbers = range(16)
+    with served(tmp_path) as first, first.connect("shm", timeout=DEADLINE_S) as pool:
+        blocks = Blocks(pool)
+        staged = blocks.space.staging(len(numbers))
+        slot = blocks.space.reserve(keys_of([500]))
+        assert slot.buffer is not None
+        slot.buffer[:] = blocks.payload([500]).tobytes()
+        first.kill()
+        assert blocks.space.put_staged(keys_of(list(numbers)), staged).stored == 0
+        first.start()
+        wait_for(lambda: is_connected(pool), BACK_S_MAX, "it is connected again")
+        fill(staged, blocks.payload(numbers))
+        assert blocks.space.put_staged(keys_of(list(numbers)), staged).stored == len(numbers)
+        assert slot.commit() is Put.STORED
+        assert blocks.get(numbers) == len(numbers)
+        assert blocks.get([500]) == 1
 
 
 def fill(staged: kvpool.Staging, payload: Any) -> None:
