@@ -15,10 +15,9 @@ import kvpool
 from kvpool.bench.buffers import Buffers, groups
 from kvpool.bench.rows import Value, expect
 from kvpool.bench.served import Served
-from kvpool.bench.timing import Timing, Work, percentile
-from kvpool.replay.payload import Keys, keys_of
+from kvpool.bench.timing import Timing, Work
+from kvpool.replay.payload import Keys, Words, keys_of
 
-MAKE_FULL_BLOCKS = 16
 _FRESH_ID = 1 << 40  # ids from here on are of blocks that were never put before
 _FRESH_CHUNK = 1 << 16  # keys made at a time: making them is not what is timed
 _GIB = 1 << 30
@@ -64,83 +63,75 @@ def reads(space: kvpool.Namespace, buffers: Buffers, batch: int, seed: int) -> d
     return {"get_into": get_into, "view": view}
 
 
-def make_full(pool: kvpool.Pool, space: kvpool.Namespace, buffers: Buffers) -> None:
-    """Puts until the pool evicts, so that every later put takes the place of a cold block."""
-    while not pool.stats()["evictions"]:
-        for _ in range(64):
-            _put(space, buffers, MAKE_FULL_BLOCKS, 0)
+class Puts:
+    """Puts of fresh blocks into one namespace, out of the source of `buffers`."""
 
-
-def put_from(space: kvpool.Namespace, buffers: Buffers, batch: int, seed: int) -> Work:
-    """Puts of fresh blocks out of the source."""
-    of = groups(buffers.count, batch, seed + 5)
-    return lambda: _put(space, buffers, batch, next(of))
-
-
-def put_hot(space: kvpool.Namespace, buffers: Buffers) -> Work:
-    """Puts of one fresh block whose bytes the caller has in its cache."""
-    return lambda: _put(space, buffers, 1, 0)
-
-
-def put_staged(space: kvpool.Namespace, staged: kvpool.Staging) -> Work:
-    """Puts of fresh blocks that lie in staging memory, where their producer wrote them."""
-
-    def step() -> None:
-        result = space.put_staged(_fresh.take(len(staged)), staged)
-        expect(result.stored == len(staged), f"a staged put: {result}")
-
-    return step
-
-
-def check_put(space: kvpool.Namespace, buffers: Buffers, batch: int) -> None:
-    """One more put, and what it wrote is what the pool gives back.
-
-    Of blocks put in one moment a full pool evicts the deepest first: those still there are
-    compared, and the first one must be.
-    """
-    keys = _put(space, buffers, batch, 0)
-    _check_stored(space, keys, buffers.source[:batch], "put")
-
-
-def check_staged(space: kvpool.Namespace, staged: kvpool.Staging, buffers: Buffers) -> None:
-    """The same of a staged put, of other bytes than those that were timed."""
-    for number, block in enumerate(staged):
-        block[:] = buffers.source[number].view(np.uint8).data
-    keys = _fresh.take(len(staged))
-    expect(space.put_staged(keys, staged).stored == len(staged), "a staged put was refused")
-    _check_stored(space, keys, buffers.source[: len(staged)], "put_staged")
-
-
-def _check_stored(space: kvpool.Namespace, keys: Keys, wanted: np.ndarray, work: str) -> None:
-    out = np.zeros_like(wanted)
-    got = space.get_into(keys, out)
-    expect(got > 0, f"what {work} wrote is gone")
-    expect(np.array_equal(out[:got], wanted[:got]), f"{work} stored wrong bytes")
-
-
-def _put(space: kvpool.Namespace, buffers: Buffers, batch: int, group: int) -> Keys:
-    keys = _fresh.take(batch)
-    result = space.put(keys, buffers.source[group * batch : (group + 1) * batch])
-    expect(result.stored == batch, f"a put into a full pool: {result}")
-    return keys
-
-
-class _FreshKeys:
-    """Keys that no block had before, in this process."""
-
-    def __init__(self) -> None:
+    def __init__(self, space: kvpool.Namespace, buffers: Buffers) -> None:
+        self._space, self._buffers = space, buffers
         self._next_id = _FRESH_ID
-        self._made = keys_of([])
+        self._fresh = keys_of([])
 
-    def take(self, count: int) -> Keys:
-        if len(self._made) < count:
-            self._made = keys_of(range(self._next_id, self._next_id + _FRESH_CHUNK))
+    def make_full(self, pool: kvpool.Pool) -> None:
+        """Puts until the pool evicts, so that every later put takes the place of a cold block."""
+        while not pool.stats()["evictions"]:
+            for _ in range(64):
+                self._put(16, 0)
+
+    def cold(self, batch: int, seed: int) -> Work:
+        """Out of another place each time."""
+        of = groups(self._buffers.count, batch, seed + 5)
+        return lambda: self._put(batch, next(of))
+
+    def hot(self) -> Work:
+        """One block whose bytes the caller has in its cache."""
+        return lambda: self._put(1, 0)
+
+    def staged(self, staged: kvpool.Staging) -> Work:
+        """Blocks that lie in staging memory, where their producer wrote them."""
+        for number, block in enumerate(staged):
+            block[:] = self._buffers.source[number].view(np.uint8).data
+        return lambda: self._put_staged(staged)
+
+    def check(self, batch: int) -> None:
+        """One more put, and what it wrote is what the pool gives back.
+
+        Of blocks put in one moment a full pool evicts the deepest first: those still there are
+        compared, and the first one must be.
+        """
+        self._compare(self._put(batch, 0), self._buffers.source[:batch], "put")
+
+    def check_staged(self, staged: kvpool.Staging) -> None:
+        """The same of a staged put, of other bytes than those that were timed."""
+        wanted = self._buffers.source[-len(staged) :]
+        for block, row in zip(staged, wanted, strict=True):
+            block[:] = row.view(np.uint8).data
+        self._compare(self._put_staged(staged), wanted, "put_staged")
+
+    def _put(self, batch: int, group: int) -> Keys:
+        keys = self._fresh_keys(batch)
+        rows = slice(group * batch, (group + 1) * batch)
+        result = self._space.put(keys, self._buffers.source[rows])
+        expect(result.stored == batch, f"a put into a full pool: {result}")
+        return keys
+
+    def _put_staged(self, staged: kvpool.Staging) -> Keys:
+        keys = self._fresh_keys(len(staged))
+        result = self._space.put_staged(keys, staged)
+        expect(result.stored == len(staged), f"a staged put: {result}")
+        return keys
+
+    def _compare(self, keys: Keys, wanted: Words, work: str) -> None:
+        out = np.zeros_like(wanted)
+        got = self._space.get_into(keys, out)
+        expect(got > 0, f"what {work} wrote is gone")
+        expect(np.array_equal(out[:got], wanted[:got]), f"{work} stored wrong bytes")
+
+    def _fresh_keys(self, count: int) -> Keys:
+        if len(self._fresh) < count:
+            self._fresh = keys_of(range(self._next_id, self._next_id + _FRESH_CHUNK))
             self._next_id += _FRESH_CHUNK
-        taken, self._made = self._made[:count], self._made[count:]
+        taken, self._fresh = self._fresh[:count], self._fresh[count:]
         return taken
-
-
-_fresh = _FreshKeys()
 
 
 # --- what it costs -------------------------------------------------------------------------------
@@ -182,7 +173,3 @@ def idle_share(daemon: Served, seconds: float) -> float:
     started, spent = time.perf_counter(), daemon.cpu_s()
     time.sleep(seconds)
     return (daemon.cpu_s() - spent) / (time.perf_counter() - started)
-
-
-def median(samples: list[float]) -> float:
-    return percentile(samples, 0.5)

@@ -104,13 +104,14 @@ class _Shape:
         self._scale, self._daemon, self._pool = scale, daemon, pool
         self._buffers, self._raw = buffers, raw
         self._space = namespace(pool, buffers.block_bytes)
+        self._puts = served_works.Puts(self._space, buffers)
 
     def rows(self) -> Iterator[Row]:
         served_works.fill(self._space, self._buffers)
         for batch in BATCHES:
             yield from self._reading_rows(batch)
         served_works.check_reads(self._space, self._buffers)
-        served_works.make_full(self._pool, self._space, self._buffers)
+        self._puts.make_full(self._pool)
         for batch in BATCHES:
             yield from self._writing_rows(batch)
 
@@ -140,11 +141,9 @@ class _Shape:
     def _writing_rows(self, batch: int) -> Iterator[Row]:
         buffers, seed = self._buffers, self._scale.seed
         with self._space.staging(batch) as staged:
-            for number, block in enumerate(staged):
-                block[:] = buffers.source[number].view(np.uint8).data
             own = {
-                "put_from": served_works.put_from(self._space, buffers, batch, seed),
-                "put_staged": served_works.put_staged(self._space, staged),
+                "put_from": self._puts.cold(batch, seed),
+                "put_staged": self._puts.staged(staged),
             }
             floors = {
                 "memcpy": buffers.memcpy(batch, seed),
@@ -153,8 +152,8 @@ class _Shape:
             timings = interleaved({**floors, **own}, self._rounds(batch))
             for work, step in own.items():
                 yield self._barred(self._fields(work, batch, timings) | self._cpu(step, batch))
-            served_works.check_staged(self._space, staged, buffers)
-        served_works.check_put(self._space, buffers, batch)
+            self._puts.check_staged(staged)
+        self._puts.check(batch)
 
     def _fields(self, work: str, batch: int, timings: dict[str, Timing]) -> dict[str, Value]:
         step_bytes = batch * self._buffers.block_bytes
@@ -199,7 +198,7 @@ class _Shape:
     def pace_rows(self) -> Iterator[Row]:
         """Puts of one block: back to back, and so rarely that both sides sleep in between."""
         own = {
-            "put_from": served_works.put_hot(self._space, self._buffers),
+            "put_from": self._puts.hot(),
             "round_trip": self._raw.round_trip,
         }
         awake = served_works.paced(own, self._scale.of(2000, quick=5), 0)

@@ -69,12 +69,12 @@ class _Shape:
             raw = _raw_reads(self._raw, self._buffers, batch, seed)
             yield from self._rows(batch, raw, own)
         served_works.check_reads(self._space, self._buffers)
-        served_works.make_full(self._pool, self._space, self._buffers)
+        puts = served_works.Puts(self._space, self._buffers)
+        puts.make_full(self._pool)
         for batch in BATCHES:
-            put = served_works.put_from(self._space, self._buffers, batch, seed)
             raw = _raw_writes(self._raw, self._buffers, batch, seed)
-            yield from self._rows(batch, raw, {"put_from": put})
-            served_works.check_put(self._space, self._buffers, batch)
+            yield from self._rows(batch, raw, {"put_from": puts.cold(batch, seed)})
+            puts.check(batch)
 
     def _rows(self, batch: int, raw: Work, own: dict[str, Work]) -> Iterator[Row]:
         works = {"raw": raw, "round_trip": self._raw.round_trip, **own}

@@ -218,6 +218,32 @@ def test_a_wrong_byte_from_a_daemon_is_found(daemon, monkeypatch, work: str) -> 
             served_works.check_reads(space, buffers)
 
 
+def test_a_wrong_byte_of_a_put_is_found(daemon, monkeypatch) -> None:
+    honest, honest_staged = kvpool.Namespace.put, kvpool.Namespace.put_staged
+
+    def flipping(space, keys, data, **kept) -> kvpool.PutResult:
+        return honest(space, keys, data ^ data.dtype.type(1), **kept)
+
+    def flipping_staged(space, keys, staged) -> kvpool.PutResult:
+        staged[0][9] ^= 1
+        return honest_staged(space, keys, staged)
+
+    buffers = Buffers(Memory(1 << 20), 64 << 10)
+    with kvpool.connect(daemon.unix) as pool:
+        space = namespace(pool, buffers.block_bytes)
+        puts = served_works.Puts(space, buffers)
+        with space.staging(4) as staged:
+            puts.check(4)
+            puts.check_staged(staged)
+            monkeypatch.setattr(kvpool.Namespace, "put", flipping)
+            monkeypatch.setattr(kvpool.Namespace, "put_staged", flipping_staged)
+            with pytest.raises(rows.BenchError, match="put stored wrong bytes"):
+                puts.check(4)
+            with pytest.raises(rows.BenchError, match="put_staged stored wrong bytes"):
+                puts.check_staged(staged)
+        space.drop()
+
+
 class _Listed:
     """A view that is what it is told to be."""
 
