@@ -19,6 +19,8 @@ from kvpool.errors import BadArgument, BadType, shown
 ADDRESS_VARIABLE = "KVPOOL_ADDRESS"
 SYSTEM_FOLDER = "/run"
 SOCKET_PATH_BYTES_MAX = 107  # sun_path, less its end
+_KEEPALIVE = (15, 5, 3)  # seconds of silence, seconds from one probe to the next, probes
+KEEPALIVE_S = 30  # what they come to
 _FORMS = "write unix:/path/to/node.sock or tcp://host:port"
 
 
@@ -56,11 +58,30 @@ class TcpAddress:
     def open(self, timeout_s: float) -> socket.socket:
         """A connected socket; a name with several addresses is tried at each. Raises OSError."""
         sock = socket.create_connection((self.host, self.port), timeout_s)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            set_up_tcp(sock)
+        except BaseException:
+            sock.close()
+            raise
         return sock
 
 
 Address = UnixAddress | TcpAddress
+
+
+def set_up_tcp(sock: socket.socket) -> None:
+    """Of either side: small messages go at once, and a peer that vanished is noticed.
+
+    A host that lost its power or its network says no goodbye, and a connection on which nothing is
+    said stays for ever; the kernel asks for a sign of life and ends it after KEEPALIVE_S in all.
+    Raises OSError: the peer has gone already.
+    """
+    idle_s, between_s, times = _KEEPALIVE
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, between_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, times)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 def parse_address(text: object) -> Address:

@@ -200,9 +200,7 @@ class Daemon:
         # The socket is the core's from here on, whatever becomes of this; the answer needs one too.
         with sock.dup() as reply:
             try:
-                fds, facts = await self._in_thread(
-                    self._server.make_shm, client.number, sock.detach()
-                )
+                fds, facts = await self._offer_for(client, sock.detach())
             except KvpoolError as error:
                 self._log.often(logging.WARNING, "no shared memory", peer=peer, reason=error)
                 await wire_node.refuse(reply, "shm", str(error))
@@ -214,6 +212,17 @@ class Daemon:
                 for fd in fds:
                     os.close(fd)
                 self._server.start_shm(client.number)  # sees the end of a client that is gone too
+
+    async def _offer_for(self, client: Client, fd: int) -> tuple[list[int], wire.Map]:
+        """Descriptors that are to be sent and closed, and what the client must know."""
+        making = asyncio.ensure_future(self._in_thread(self._server.make_shm, client.number, fd))
+        try:
+            # Shielded: a call that were taken back before it began would leave `fd` to nobody.
+            offer: tuple[list[int], wire.Map] = await asyncio.shield(making)
+        except asyncio.CancelledError:  # the handshake's time is up: nobody will send them
+            making.add_done_callback(_close_offer)
+            raise
+        return offer
 
     async def _serve_client(self, sock: socket.socket, client: Client) -> None:
         self._log.often(logging.INFO, "client connected", **client.described())
@@ -229,6 +238,13 @@ class Daemon:
         self._controls.discard(task)
         if not task.cancelled() and task.exception() is not None:
             self._log.error("a client was lost by a bug", reason=repr(task.exception()))
+
+
+def _close_offer(making: asyncio.Future[Any]) -> None:
+    """The rest of it ends with its client."""
+    if not making.cancelled() and making.exception() is None:
+        for fd in making.result()[0]:
+            os.close(fd)
 
 
 def _peer_of(sock: socket.socket, is_unix: bool) -> Peer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import warnings
@@ -160,9 +159,9 @@ class LocalBackend:
         """See Namespace.temperature()."""
         return self.node.temperature(space.number, key)
 
-    def waiting(self) -> contextlib.AbstractContextManager[None]:
-        """Around Namespace.wait(): nothing to be made ready."""
-        return contextlib.nullcontext()
+    def wait(self, space: Namespace, keys: Any, timeout_s: float) -> int:
+        """See Namespace.wait()."""
+        return space.wait_present(keys, timeout_s)
 
     def resize(
         self,

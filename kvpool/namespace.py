@@ -207,11 +207,11 @@ class Namespace(_core.Space):
 
         For who takes over a prefix that another engine computes. Woken by the commit that completes
         it; ends early, with fewer, at the timeout (seconds, 0 = just look), when the pool closes or
-        its node goes away, or where too many wait already. Pins nothing: get or view them then.
+        its node goes away, or where too many wait already. A node that does not answer at all can
+        take half a second more. Pins nothing: get or view them then.
         """
         timeout_s = check_number("timeout", timeout, 0, TIMEOUT_S_MAX)
-        with self.pool._backend.waiting():
-            return self.wait_present(keys, timeout_s)
+        return self.pool._backend.wait(self, keys, timeout_s)
 
     def drop(self) -> int:
         """Make every block of this namespace a miss, at once; returns how many there were.

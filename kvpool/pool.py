@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import contextlib
 import threading
 import weakref
 from collections.abc import Callable
@@ -34,7 +33,7 @@ class Backend(Protocol):
     def open_space(self, manifest: Manifest) -> _core.OpenedSpace: ...
     def drop(self, space: Namespace) -> int: ...
     def temperature(self, space: Namespace, key: Any) -> float | None: ...
-    def waiting(self) -> contextlib.AbstractContextManager[None]: ...
+    def wait(self, space: Namespace, keys: Any, timeout_s: float) -> int: ...
     def resize(
         self,
         dram: str | int | None,
@@ -77,14 +76,19 @@ class Pool:
         """
         check_type("manifest", manifest, Manifest)
         self._backend.require_usable()  # in a forked child, the lock may be held for ever
-        with self._lock:
-            known = self._named.get(manifest.name) if manifest.name else None
-            if known is not None and known != manifest:
-                raise ManifestMismatch(manifest.name, known.differing(manifest))
-            space = Namespace(self, manifest)
-            if manifest.name:
-                self._named[manifest.name] = manifest
+        self._require_same(self._named.get(manifest.name), manifest)
+        # Not under the lock: it can be a request to a node, and asynchronous calls take the lock on
+        # the thread of their event loop.
+        space = Namespace(self, manifest)
+        if manifest.name:
+            with self._lock:
+                self._require_same(self._named.setdefault(manifest.name, manifest), manifest)
         return space
+
+    @staticmethod
+    def _require_same(known: Manifest | None, manifest: Manifest) -> None:
+        if known is not None and known != manifest:
+            raise ManifestMismatch(manifest.name, known.differing(manifest))
 
     def register(self, memory: AnyData) -> _core.Region:
         """Register one tensor or buffer; later calls name places in it by byte offset.

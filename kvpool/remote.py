@@ -41,7 +41,11 @@ from kvpool.wire import NAME_BYTES_MAX, TOKEN_BYTES_MAX, Map
 TIMEOUT_S = 5.0
 CONNECTIONS_MAX = 16
 _SLICE_S = 0.5  # of a long wait: what else is asked meanwhile comes in between
+_GRACE_S = 0.5  # for the answer to a wait that took all its time
 _WORK_S = 30.0  # that a node may work for one request, beside its waits
+
+# Refusals that pass: the node starts, ends, or has no room at the moment.
+_PASSING = frozenset({"client", "descriptors", "failed", "full", "late"})
 
 
 def connect(
@@ -61,7 +65,8 @@ def connect(
 
     Afterwards a node that goes away is no error of get, put or lookup: those are misses until it is
     back, and it is looked for in the background. Calls that need an answer raise Unreachable.
-    Raises Unreachable: no node answered in time; Refused: one did, and said no; BadArgument.
+    Raises Unreachable: no node answered in time; Refused: one did, and said no, or was full or out
+    of descriptors all the time; BadArgument.
     Do not fork while connected: the child gets ForkedProcess.
     """
     timeout_s = check_number("timeout", timeout, 0.001, TIMEOUT_S_MAX)
@@ -78,18 +83,25 @@ def connect(
 
 
 def find(addresses: list[Address], caller: Caller, deadline: float) -> tuple[Address, Link]:
-    """The first node that answers, in the order of the addresses, again and again until then."""
+    """The first node that answers, in the order of the addresses, again and again until then.
+
+    So long, too, where a node says no to what it may say yes to a moment later.
+    """
     pause_s = BACKOFF_S_MIN
     while True:
-        reasons = []
+        reasons, refused = [], None
         for address in addresses:
             try:
                 return address, dial(address, caller, deadline)
-            except Refused:
-                raise
+            except Refused as error:
+                if error.code not in _PASSING:
+                    raise
+                refused = refused or error
             except Unreachable as error:
                 reasons.append(str(error))
         if time.monotonic() + pause_s >= deadline:
+            if refused is not None:
+                raise refused
             tried = "; ".join(reasons)
             raise Unreachable(f"no node answers ({tried}); is `kvpool serve` running?")
         time.sleep(pause_s)
@@ -165,22 +177,27 @@ class RemoteBackend:
 
     def drop(self, space: Any) -> int:
         """See Namespace.drop()."""
-        return int(self._ask("drop", _WORK_S, number=space.number)["blocks"])
+        self.require_usable()
+        return int(self._session.ask_about(space, "drop", _WORK_S)["blocks"])
 
     def temperature(self, space: Any, key: bytes) -> float | None:
         """None without a node, as for a block that it does not have."""
         packed = _one_key("key", key)
+        self.require_usable()
         try:
-            answer = self._ask("temperature", number=space.number, key=packed)
+            answer = self._session.ask_about(space, "temperature", key=packed)
         except Unreachable:
             return None
         found = answer["temperature"]
         return None if found is None else float(found)
 
-    def waiting(self) -> contextlib.AbstractContextManager[None]:
-        """Around Namespace.wait()."""
+    def wait(self, space: Any, keys: Any, timeout_s: float) -> int:
+        """See Namespace.wait(). A node that does not answer in that time has no block for us."""
         self.require_usable()
-        return self._session.waiting()
+        with self._session.waiting(timeout_s) as left_s:
+            if left_s is not None:
+                return int(space.wait_present(keys, left_s))
+        return int(space.count_present(keys)[0]) if self._session.shares_memory else 0
 
     def check(self) -> None:
         """The books are the node's, and in its process: nothing to be checked from here."""
@@ -200,7 +217,8 @@ class RemoteBackend:
         while True:
             left_s = max(0.0, end - time.monotonic())
             slice_s = min(left_s, _SLICE_S)
-            if self._ask(op, slice_s + self._session.timeout_s, timeout=slice_s)["done"]:
+            wait_s = min(slice_s + self._session.timeout_s, left_s + _GRACE_S)
+            if self._ask(op, wait_s, timeout=slice_s)["done"]:
                 return True
             if left_s <= slice_s:
                 return False

@@ -116,10 +116,27 @@ async def serve_control(sock: socket.socket, answer: Answers) -> str:
 async def _read(sock: socket.socket, waiting: asyncio.Queue[wire.Map]) -> str:
     try:
         while (request := await wire_node.receive_message(sock)) is not None:
-            await waiting.put(request)
+            if not await _is_queued(sock, waiting, request):
+                break
     except (OSError, wire.WireError) as error:
         return str(error)
     return "closed by the client"
+
+
+async def _is_queued(
+    sock: socket.socket, waiting: asyncio.Queue[wire.Map], request: wire.Map
+) -> bool:
+    """False: the client closed while there was no place, and what it still asks is of no use."""
+    if not waiting.full():
+        waiting.put_nowait(request)
+        return True
+    putting = asyncio.create_task(waiting.put(request))
+    try:
+        with wire_node.end_of(sock) as ended:
+            await asyncio.wait((putting, ended), return_when=asyncio.FIRST_COMPLETED)
+        return putting.done()
+    finally:
+        putting.cancel()
 
 
 async def _write(sock: socket.socket, waiting: asyncio.Queue[wire.Map], answer: Answers) -> str:

@@ -22,7 +22,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from kvpool import wire
-from kvpool.address import UnixAddress, host_and_port, is_own_folder, own_temporary_folder
+from kvpool.address import (
+    UnixAddress,
+    host_and_port,
+    is_own_folder,
+    own_temporary_folder,
+    set_up_tcp,
+)
 from kvpool.errors import NoResource
 from kvpool.serve_log import EventLog
 from kvpool.serve_plan import Plan
@@ -134,7 +140,8 @@ class Acceptor:
                     self._turned_away = 0
                 sock.setblocking(False)
                 if not self._is_unix:
-                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    with contextlib.suppress(OSError):  # gone already: what reads it will see
+                        set_up_tcp(sock)
                 await self._admit(sock, self._is_unix)
         finally:
             if self._spare is not None:

@@ -7,8 +7,10 @@ Promises:  1. never a byte more is read than the message has: a socket can be ha
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import select
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from kvpool import wire
 
@@ -42,6 +44,29 @@ async def send_with_descriptors(sock: socket.socket, data: bytes, fds: Sequence[
     """For the first bytes that go out on a unix socket: its buffer is empty, so none waits."""
     sent = socket.send_fds(sock, [data], list(fds))
     await send(sock, data[sent:])
+
+
+@contextlib.contextmanager
+def end_of(sock: socket.socket) -> Iterator[asyncio.Future[None]]:
+    """Done once the other side has closed, whatever is still unread. Raises OSError.
+
+    For when nothing is to be read: an end is behind what came before it. Costs a descriptor.
+    """
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+    # One of its own: the loop itself watches a socket for bytes only, which are there all the time.
+    with select.epoll() as watch:
+        watch.register(sock, select.EPOLLRDHUP)
+        loop.add_reader(watch, _finish, ended)
+        try:
+            yield ended
+        finally:
+            loop.remove_reader(watch)
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 async def refuse(sock: socket.socket, code: str, message: str) -> None:

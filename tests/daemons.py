@@ -129,6 +129,11 @@ class Running:
         if self.error is not None:
             raise self.error
 
+    def end_handshakes(self) -> None:
+        """Cancels those under way, and waits until they have ended."""
+        ended = self._daemon._handshakes.end()
+        asyncio.run_coroutine_threadsafe(ended, self._loop).result(WAIT_S)
+
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
@@ -142,8 +147,8 @@ class Running:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         log = open_log(self.plan.log_format, self.plan.log_level)
         node: Any = self.node
-        daemon = Daemon(self.plan, node, self.server, self.listeners, log, "9.9.9")
-        await daemon.run(self._stop, self._ready.set)
+        self._daemon = Daemon(self.plan, node, self.server, self.listeners, log, "9.9.9")
+        await self._daemon.run(self._stop, self._ready.set)
 
 
 @contextlib.contextmanager

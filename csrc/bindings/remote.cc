@@ -5,7 +5,10 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <unistd.h>
+
 #include <mutex>
+#include <utility>
 
 #include "bindings/bind.h"
 #include "bindings/gil.h"
@@ -105,7 +108,24 @@ using Facts = nb::typed<nb::dict, nb::str, nb::any>;
 using Shm = nb::typed<nb::tuple, nb::int_, std::vector<int>, Facts>;
 using Numbers = nb::typed<nb::dict, nb::bytes, nb::int_>;
 
+// What was handed over is closed, whatever fails; release() what somebody else takes over.
+class Owned {
+ public:
+  explicit Owned(std::vector<int> numbers) : numbers_(std::move(numbers)) {}
+  ~Owned() {
+    for (const int number : numbers_) close(number);
+  }
+  Owned(const Owned&) = delete;
+  Owned& operator=(const Owned&) = delete;
+  std::vector<int> release() { return std::exchange(numbers_, {}); }
+
+ private:
+  std::vector<int> numbers_;
+};
+
 std::shared_ptr<ShmClient> client_of(Remote& remote, const std::optional<Shm>& shm) {
+  Owned socket(shm ? std::vector{nb::cast<int>((*shm)[0])} : std::vector<int>());
+  Owned files(shm ? nb::cast<std::vector<int>>((*shm)[1]) : std::vector<int>());
   if (!shm) {
     if (remote.memory() != nullptr) raise_bad_argument("this channel needs memory to share");
     return nullptr;
@@ -113,23 +133,24 @@ std::shared_ptr<ShmClient> client_of(Remote& remote, const std::optional<Shm>& s
   if (remote.memory() == nullptr) raise_bad_argument("this channel shares no memory");
   const nb::dict info = nb::cast<nb::dict>((*shm)[2]);
   ShmOffer offer;
-  offer.descriptors = nb::cast<std::vector<int>>((*shm)[1]);
   offer.lanes = static_cast<std::uint32_t>(number_in(info, "lanes"));
   offer.staging_bytes = number_in(info, "staging_bytes");
   offer.arena_bytes = number_in(info, "arena_bytes");
   offer.index_bytes = number_in(info, "index_bytes");
   offer.pin_bytes = number_in(info, "pin_bytes");
-  return value_or_raise(ShmClient::create(offer, nb::cast<int>((*shm)[0])));
+  offer.descriptors = files.release();
+  return value_or_raise(ShmClient::create(offer, socket.release().front()));
 }
 
 void attach(Remote& remote, const std::vector<int>& streams, const std::optional<Shm>& shm,
             const Numbers& numbers) {
+  Owned owned(streams);
   std::vector<std::pair<Hash128, std::uint32_t>> pairs;
   for (const auto& [id, number] : numbers)
     pairs.emplace_back(id_of(nb::cast<nb::bytes>(id)), nb::cast<std::uint32_t>(number));
   auto client = client_of(remote, shm);
   const GilReleased released;
-  remote.attach(streams, std::move(client), pairs);
+  remote.attach(owned.release(), std::move(client), pairs);
 }
 
 Facts stats(Remote& remote) {
@@ -149,7 +170,14 @@ void bind_remote(nb::module_& m) {
           [](nb::handle timeout_s, bool shm) {
             const auto timeout = std::chrono::duration_cast<std::chrono::milliseconds>(
                 deadline_after(timeout_s) - std::chrono::steady_clock::now());
-            return std::make_shared<Remote>(std::max(timeout, std::chrono::milliseconds(1)), shm);
+            auto remote =
+                std::make_unique<Remote>(std::max(timeout, std::chrono::milliseconds(1)), shm);
+            // In a child its locks may be held for ever, and the sockets are the parent's.
+            return std::shared_ptr<Remote>(remote.release(), [](Remote* r) {
+              if (r->is_forked()) return;
+              const GilReleased released;
+              delete r;
+            });
           },
           "timeout_s"_a, "shm"_a = false)
       .def(

@@ -7,6 +7,7 @@
 // Thread rule: every method from any thread; the objects that acquire() and reserve() give belong
 // to one thread at a time. Not after fork: is_forked() first.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -23,6 +24,9 @@ namespace kvpool {
 
 using Deadline = Node::Deadline;
 
+// Of a namespace that the node would not open again: nothing of it is there.
+inline constexpr std::uint32_t kNoSpace = ~std::uint32_t{0};
+
 // A namespace, as one channel names it.
 struct Space {
   Hash128 id;
@@ -30,6 +34,8 @@ struct Space {
   // The node's number for it. Another one when the channel has found another life of the node.
   std::atomic<std::uint32_t> number{0};
   Namespace* local = nullptr;  // of a node in this process
+
+  bool is_lost() const { return number.load(std::memory_order_acquire) == kNoSpace; }
 };
 
 // Blocks that stay as they are until this is gone, or its channel is: each `bytes` long at
@@ -54,6 +60,13 @@ class Room {
   // Once. Nobody writes to the memory any more.
   virtual PutStatus commit(Deadline deadline) = 0;
 };
+
+// The timeout of a put bounds its wait for another writer. What it takes to get the blocks to a node
+// elsewhere it is given in any case: else 0, which stores in this process, could never do so there.
+inline constexpr auto kPutLeast = std::chrono::milliseconds(50);
+inline Deadline at_least_a_way(Deadline deadline) {
+  return std::max(deadline, std::chrono::steady_clock::now() + kPutLeast);
+}
 
 struct PutCall {
   const Space& space;

@@ -64,7 +64,7 @@ struct Sleeper {
 
 enum class Waited : std::uint8_t { ready, given_up, late };
 
-struct Patience {
+struct WaitLimits {
   std::chrono::steady_clock::time_point deadline;
   // Awake, before the first sleep: a wake-up costs 5 to 50 us on both sides.
   std::chrono::microseconds spin{0};
@@ -90,7 +90,7 @@ bool spin_until(const Ready& ready, std::chrono::microseconds time) {
 
 // `ready` is asked often and must be cheap; `give_up` once a slice, and at every wake-up.
 template <typename Ready, typename GiveUp>
-Waited wait_for(const Sleeper& sleeper, const Patience& patience, const Ready& ready,
+Waited wait_for(const Sleeper& sleeper, const WaitLimits& patience, const Ready& ready,
                 const GiveUp& give_up) {
   if (ready()) return Waited::ready;
   if (patience.spin.count() > 0 && spin_until(ready, patience.spin)) return Waited::ready;

@@ -35,7 +35,7 @@ bool LaneFlow::wait_for_client(std::uint64_t until, std::uint64_t done) {
       return host_.ended.load(std::memory_order_acquire) ||
              lane_.cancelled.load(std::memory_order_acquire) == request_.number;
     };
-    const Patience patience{request_.deadline, kSpin, kSlice};
+    const WaitLimits patience{request_.deadline, kSpin, kSlice};
     if (wait_for(node_sleeper(lane_), patience, has_come, give_up) != Waited::ready) return false;
   }
   if (theirs_ - ours_ > theirs_max_ahead_ && theirs_ > ours_) is_garbage_ = true;

@@ -38,8 +38,8 @@ class StagedBlocks {
   friend class ShmChannel;
   StagedBlocks() = default;
   std::shared_ptr<ShmClient> client_;
-  // With the lane of a put that was late, until that is answered: the memory is nobody else's before
-  // both have let go of it.
+  // Shared with the lane of a put that was late, until that is answered: nobody else gets the
+  // memory before both have let go of it.
   std::shared_ptr<StagingRun> run_;
   std::byte* payload_ = nullptr;
   std::size_t count_ = 0;
@@ -78,7 +78,8 @@ class ShmChannel final : public Channel {
   std::unique_ptr<StagedBlocks> reserve_many(const Space& space, std::size_t count,
                                              PutStatus& status);
   // Puts the first blocks of `blocks` under call.keys. The memory may be filled again afterwards;
-  // while it is_awaited() nothing is put from there: PutStatus::timed_out.
+  // while it is_awaited() nothing is put from there: PutStatus::timed_out. Memory of a node that is
+  // gone costs its next life a copy.
   void put_staged(const PutCall& call, StagedBlocks& blocks, PutStatus* statuses);
 
  private:

@@ -29,7 +29,7 @@ struct ClientLane {
   Lane* shared = nullptr;
   Descriptor bell;
   StagingRun window;  // of ordinary requests, for good
-  // Of the request under way, if it has one of its own; shared with a producer who has it for longer.
+  // Of the request under way, if it has its own; a producer may have it for longer.
   std::shared_ptr<StagingRun> used;
   std::uint64_t number = 0;  // of the newest request
 

@@ -135,24 +135,30 @@ void put_by_lane(const ShmUse& use, const Piece& piece, BlockSource& source,
 
 void ShmChannel::put(const PutCall& call, BlockSource& source, PutStatus* statuses) {
   const std::span all(statuses, call.keys.size());
-  const ShmUse use = this->use(call.space, call.deadline);
+  const ShmUse use = this->use(call.space, at_least_a_way(call.deadline));
   if (!use || use.incarnation == 0) {
     std::ranges::fill(all, use ? PutStatus::dropped : PutStatus::disconnected);
     return;
   }
+  bool is_due = false;  // the node lacked a block that was thought present
   for (std::size_t done = 0; done < call.keys.size();) {
     const std::size_t count = std::min<std::size_t>(kKeysPerLane, call.keys.size() - done);
     Piece piece{call.keys.subspan(done, count), done == 0 ? call.parent : &call.keys[done - 1],
                 done, 0};
+    if (std::chrono::steady_clock::now() >= use.deadline) {
+      all[done] = PutStatus::timed_out;
+      std::ranges::fill(all.subspan(done + 1), PutStatus::chain_broken);
+      return;
+    }
     // Payload that the node would not take is not sent. It may have gone before the node looks:
     // then it says so, and is sent it.
-    const bool is_due = done > 0 && all[done] == PutStatus::payload_due;
     if (!is_due) piece.skip = use.reader().lookup(piece.keys, use.incarnation, nullptr);
     const auto answers = all.subspan(done, count);
     put_by_lane(use, piece, source, answers);
     const auto missing = std::ranges::find_if_not(answers, is_there);
     done += static_cast<std::size_t>(missing - answers.begin());
-    if (missing == answers.end() || *missing == PutStatus::payload_due) continue;
+    is_due = missing != answers.end() && *missing == PutStatus::payload_due;
+    if (missing == answers.end() || is_due) continue;
     std::ranges::fill(all.subspan(piece.first + count), PutStatus::chain_broken);
     return;
   }
@@ -193,13 +199,32 @@ std::unique_ptr<StagedBlocks> ShmChannel::reserve_many(const Space& space, std::
   return blocks;
 }
 
+namespace {
+
+// Blocks in staging memory that this node does not share.
+class FromElsewhere final : public BlockSource {
+ public:
+  explicit FromElsewhere(const StagedBlocks& blocks) : blocks_(blocks) {}
+  bool fill(std::size_t, std::byte*, Hash128&) override { return false; }  // there is a place
+  const std::byte* place(std::size_t index) const override { return blocks_.memory(index); }
+
+ private:
+  const StagedBlocks& blocks_;
+};
+
+}  // namespace
+
 void ShmChannel::put_staged(const PutCall& call, StagedBlocks& blocks, PutStatus* statuses) {
   const std::span all(statuses, call.keys.size());
-  const ShmUse use = this->use(call.space, call.deadline);
+  const ShmUse use = this->use(call.space, at_least_a_way(call.deadline));
   KVP_CHECK(call.keys.size() <= blocks.count() && call.space.block_bytes == blocks.block_bytes_);
-  // Made for a node that is gone.
-  if (!use || use.client != blocks.client_) {
+  if (!use) {
     std::ranges::fill(all, PutStatus::disconnected);
+    return;
+  }
+  if (use.client != blocks.client_) {
+    FromElsewhere source(blocks);
+    put(call, source, statuses);
     return;
   }
   if (blocks.is_awaited()) use.client->find_lanes();

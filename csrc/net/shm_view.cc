@@ -60,7 +60,7 @@ std::size_t ShmPins::add(const ShmUse& use, std::span<const Hash128> keys, Miss&
   Found leading[kBatch];
   ClientHazards::Word words[kBatch];
   const std::size_t there = find(use, keys.first(std::min(kBatch, keys.size())), leading, why);
-  const std::uint64_t bytes = use.space.block_bytes;
+  const std::uint64_t bytes = SlabPool::slot_bytes(use.space.block_bytes);  // as the node counts
   std::size_t may = 0;
   while (may < there && client_->may_pin(bytes)) ++may;
   const std::size_t claimed = client_->hazards().claim(may, words);
@@ -83,7 +83,7 @@ std::size_t ShmPins::add(const ShmUse& use, std::span<const Hash128> keys, Miss&
 
 void ShmPins::add_leases(const ShmUse& use, std::span<const Hash128> keys, Channel& stream,
                          Miss& why) {
-  const std::uint64_t bytes = use.space.block_bytes;
+  const std::uint64_t bytes = SlabPool::slot_bytes(use.space.block_bytes);  // as the node counts
   std::size_t may = 0;
   while (may < keys.size() && client_->may_pin(bytes)) ++may;
   if (may > 0) leases_ = stream.acquire(use.space, keys.first(may), why);

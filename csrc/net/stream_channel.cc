@@ -7,6 +7,9 @@
 namespace kvpool {
 namespace {
 
+// A wait that is over is answered at once; so much later there is nobody to answer.
+constexpr auto kWaitGrace = std::chrono::milliseconds(500);
+
 std::uint32_t number_of(const Space& space) { return space.number.load(std::memory_order_acquire); }
 
 // Takes all; the first that does not work is the error, and then none is left open.
@@ -84,8 +87,10 @@ void StreamChannel::close() {
 std::size_t StreamChannel::lookup(const Space& space, std::span<const Hash128> keys,
                                   std::uint8_t* tiers, Miss& why) {
   const Deadline deadline = by_timeout();
-  why = Miss::none;
+  why = Miss::absent;
   if (tiers != nullptr) std::fill_n(tiers, keys.size(), std::uint8_t{0});
+  if (space.is_lost()) return 0;
+  why = Miss::none;
   std::vector<std::byte> body(std::min<std::size_t>(keys.size(), kKeysPerRequest));
   for (std::size_t done = 0; done < keys.size();) {
     bool late = false;
@@ -113,6 +118,7 @@ std::size_t StreamChannel::lookup(const Space& space, std::span<const Hash128> k
 std::size_t StreamChannel::remove(const Space& space, std::span<const Hash128> keys) {
   const Deadline deadline = by_timeout();
   std::size_t removed = 0;
+  if (space.is_lost()) return 0;
   for (std::size_t done = 0; done < keys.size();) {
     bool late = false;
     const auto loan = streams_->borrow(1, deadline, late);
@@ -130,7 +136,7 @@ std::size_t StreamChannel::remove(const Space& space, std::span<const Hash128> k
 std::size_t StreamChannel::wait(const Space& space, std::span<const Hash128> keys,
                                 Deadline deadline, Refusal& refused) {
   refused = Refusal::none;
-  if (streams_->live() == 0) return 0;
+  if (streams_->live() == 0 || space.is_lost()) return 0;
   std::size_t done = 0;
   while (done < keys.size()) {
     const auto loan = waits_->try_borrow();
@@ -141,7 +147,7 @@ std::size_t StreamChannel::wait(const Space& space, std::span<const Hash128> key
     const auto part = request_of(keys, done);
     const auto reply = loan.one().request(
         {.op = Op::wait, .space = number_of(space), .keys = part, .deadline = deadline}, {},
-        options_.timeout);
+        std::min(options_.timeout, kWaitGrace));
     if (!reply.is_good()) return done;
     done += reply.count;
     if (reply.count < part.size()) return done;

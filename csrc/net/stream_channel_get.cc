@@ -47,6 +47,8 @@ void take_by_turns(std::deque<StreamFetch>& fetches, Deadline deadline) {
 std::size_t StreamChannel::get(const Space& space, std::span<const Hash128> keys, BlockSink& sink,
                                Miss& why) {
   const Deadline deadline = by_timeout();
+  why = Miss::absent;
+  if (space.is_lost()) return 0;
   why = Miss::none;
   std::size_t done = 0;
   while (done < keys.size()) {

@@ -25,7 +25,9 @@ bool is_there(PutStatus status) {
 
 }  // namespace
 
-void StreamChannel::put(const PutCall& call, BlockSource& source, PutStatus* statuses) {
+void StreamChannel::put(const PutCall& asked, BlockSource& source, PutStatus* statuses) {
+  PutCall call = asked;
+  call.deadline = at_least_a_way(asked.deadline);
   std::size_t done = 0;
   while (done < call.keys.size()) {
     const std::size_t count = blocks_of_request(call.space, call.keys.size() - done);
@@ -41,6 +43,8 @@ void StreamChannel::put(const PutCall& call, BlockSource& source, PutStatus* sta
 std::size_t StreamChannel::put_some(const PutCall& call, std::size_t first, std::size_t count,
                                     BlockSource& source, PutStatus* statuses) {
   bool late = false;
+  statuses[0] = PutStatus::dropped;
+  if (call.space.is_lost()) return 0;
   const auto loan = streams_->borrow(1, call.deadline, late);
   statuses[0] = late ? PutStatus::timed_out : PutStatus::disconnected;
   if (loan.empty()) return 0;

@@ -83,6 +83,7 @@ StreamClient::Reply StreamClient::take_answer(const Request& head, std::span<std
 
 StreamClient::Reply StreamClient::request(const Ask& ask, std::span<std::byte> body,
                                           milliseconds grace) {
+  if (is_late(ask.deadline + grace)) return {.how = Io::late};
   Request head;
   if (const Io how = send_request(ask, head); how != Io::done) return end(how);
   return take_answer(head, body, until(ask.deadline + grace));

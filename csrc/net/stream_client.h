@@ -32,7 +32,8 @@ class StreamClient {
     Deadline deadline;
   };
   struct Reply {
-    Io how = Io::closed;  // not done: the stream is ended, and all below says nothing
+    // Not done: all below says nothing, and the stream is ended, unless it was late to begin with.
+    Io how = Io::closed;
     Refusal refusal = Refusal::none;
     Miss why = Miss::none;
     std::size_t count = 0;
@@ -64,6 +65,8 @@ class StreamClient {
 
  private:
   class Sender;
+  // Nothing was sent, so the stream is as good as before.
+  static bool is_late(Deadline deadline) { return std::chrono::steady_clock::now() >= deadline; }
   explicit StreamClient(Descriptor socket) : socket_(std::move(socket)) {}
 
   Request head_of(const Ask& ask);

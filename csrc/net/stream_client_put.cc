@@ -120,6 +120,7 @@ class StreamClient::Sender {
 
 StreamClient::Reply StreamClient::put(const Ask& ask, std::uint32_t block_bytes,
                                       BlockSource& source, std::size_t first, PutStatus* statuses) {
+  if (is_late(ask.deadline)) return {.how = Io::late};
   const Request head = head_of(ask);
   Sender sender(*this, ask, head, block_bytes);
   sender.add_request();

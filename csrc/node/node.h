@@ -237,7 +237,9 @@ class Node {
   struct Call;
   struct Fetch;
   struct Attached;
+  struct Waiter;
   using Lock = std::unique_lock<std::mutex>;
+  using GivenUp = std::function<bool()>;
   // From so many bytes on a group goes out at once; smaller ones wait kLinger for company.
   static constexpr std::uint64_t kGroupBytes = 16ull << 20;
   // Of a put that will wait for it: the disk starts while the rest is being copied.
@@ -283,7 +285,6 @@ class Node {
   void sync_index(Lock& lock);
   bool write_queued(Lock& lock, Deadline deadline);
   void write_last_stamps(Lock& lock);
-  using GivenUp = std::function<bool()>;
   // When whoever waits looks again whether it should.
   static Deadline next_look(Deadline deadline, const GivenUp& given_up) {
     if (!given_up) return deadline;
@@ -322,6 +323,7 @@ class Node {
   void hold_to_limit(Attached& client);
   void announce(const Namespace& space, const Hash128& key);
   void wake_waiters();
+  bool sleep_until_due(Lock& lock, Waiter& waiter, Deadline deadline, const GivenUp& given_up);
 
   void let_others_in(Lock& lock);
   void kick();  // under the lock

@@ -22,17 +22,26 @@ std::size_t Node::wait(const Namespace& space, std::span<const Hash128> keys, De
     const std::size_t present = reader_.lookup(keys, incarnation, nullptr);
     if (present == keys.size() || stopping_ || waiters_.size() >= kWaitersMax) return present;
     if (std::chrono::steady_clock::now() >= deadline) return present;
-    if (given_up) {
-      lock.unlock();
-      if (given_up()) return present;
-      lock.lock();
-      if (reader_.lookup(keys, incarnation, nullptr) > present) continue;
-    }
     Waiter waiter;
     const auto place = waiters_.emplace(fingerprint(incarnation, keys[present]), &waiter);
+    const bool is_due = sleep_until_due(lock, waiter, deadline, given_up);
+    waiters_.erase(place);
+    if (!is_due) return present;
+  }
+}
+
+// The waiter stays where commits find it while the lock is let go, so the keys are looked up again
+// only when one of them says so.
+bool Node::sleep_until_due(Lock& lock, Waiter& waiter, Deadline deadline, const GivenUp& given_up) {
+  for (;;) {
     waiter.came.wait_until(lock, next_look(deadline, given_up),
                            [&] { return waiter.is_due || stopping_; });
-    waiters_.erase(place);
+    if (waiter.is_due || stopping_) return true;
+    if (std::chrono::steady_clock::now() >= deadline) return false;
+    lock.unlock();
+    const bool is_given_up = given_up && given_up();
+    lock.lock();
+    if (is_given_up) return false;
   }
 }
 

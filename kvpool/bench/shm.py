@@ -57,6 +57,7 @@ PUT_RATIO_MIN = {
     ("put_staged", 1 << 20, 16): 0.9,
 }
 _SLACK_BYTES = 64 << 20
+_STAGING_BYTES = 64 << 20
 
 
 def shm(scale: Scale) -> Iterator[Row]:
@@ -66,8 +67,11 @@ def shm(scale: Scale) -> Iterator[Row]:
         raw = peer.by_unix()
         for block_bytes in QUICK_BLOCK_BYTES if scale.is_quick else BLOCK_BYTES:
             buffers = Buffers(memory, block_bytes)
+            dram_bytes = buffers.source.nbytes + _SLACK_BYTES
+            # What a client has by default, besides what is held here for staged puts.
+            staging_bytes = _STAGING_BYTES + 2 * BATCHES[-1] * block_bytes
             with (
-                served(buffers.source.nbytes + _SLACK_BYTES, prefault="all") as daemon,
+                served(dram_bytes, prefault="all", staging=staging_bytes) as daemon,
                 kvpool.connect(daemon.unix) as pool,
             ):
                 shape = _Shape(scale, daemon, pool, buffers, raw)

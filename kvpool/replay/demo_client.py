@@ -118,13 +118,14 @@ class Engine:
         return done
 
     def take(self) -> Done:
-        """The reader's half: sleep until each prompt is whole, read it, compare it."""
+        """The reader's half: sleep until each prompt is whole; then read all, compare all."""
         done = Done()
         for number, keys in enumerate(self._handed):
             present = self._space.wait(keys, WAIT_S_MAX)
             done.times_s.append(time.monotonic())
             if present < len(keys):
                 raise SystemExit(f"prompt {number} did not appear within {WAIT_S_MAX:g} s")
+        for keys in self._handed:
             self._get(done, keys)
         return done
 

@@ -68,7 +68,10 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Handover:
-    """How long after the writer's put returned its reader was awake: the median of the prompts."""
+    """How long after the writer's put returned its reader was awake: the median of the prompts.
+
+    0: before it returned, for the last block is readable a moment earlier.
+    """
 
     channel: str
     prompts: int
@@ -109,7 +112,6 @@ def _by(
 
 
 def _handover(channel: str, written: Done, taken: Done) -> Handover:
-    # The last block is there before the writer's call has returned: a reader may be the first.
     waits = [
         max(0.0, woken - put) for put, woken in zip(written.times_s, taken.times_s, strict=True)
     ]
@@ -217,15 +219,19 @@ def summary(done: Sequence[Step | Handover]) -> list[RenderableType]:
         f" share {format_size(SHARED_BLOCKS * BLOCK_BYTES)}), and one that reads them[/]"
     )
     handed = ", ".join(
-        f"{each.awake_us:,.0f} us ({each.channel})" for each in done if isinstance(each, Handover)
+        f"{each.channel}: {_awake(each)}" for each in done if isinstance(each, Handover)
     )
     return [
         heading,
         _table([each for each in done if isinstance(each, Step)]),
-        f"Handed over by prefix hash, prompt by prompt; the reader was awake after {handed}",
+        f"Handed over by prefix hash; when a prompt's put had returned, its reader ({handed})",
         NOTE,
         "",
     ]
+
+
+def _awake(handed: Handover) -> str:
+    return f"awake {handed.awake_us:,.0f} us later" if handed.awake_us >= 1 else "was awake"
 
 
 def _table(rows: Sequence[Step]) -> Table:

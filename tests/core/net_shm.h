@@ -141,9 +141,8 @@ inline bool all_are(std::span<const PutStatus> statuses, PutStatus wanted) {
   return std::all_of(statuses.begin(), statuses.end(), [&](PutStatus s) { return s == wanted; });
 }
 // Leading blocks that came, each with the bytes of its key; `wrong` counts those without.
-inline std::size_t get_through(Channel& channel, const Space& space,
-                               std::span<const Hash128> keys, std::size_t& wrong, Miss& why,
-                               std::uint64_t version = 0) {
+inline std::size_t get_through(Channel& channel, const Space& space, std::span<const Hash128> keys,
+                               std::size_t& wrong, Miss& why, std::uint64_t version = 0) {
   KeySink sink(keys, space.block_bytes, version);
   const std::size_t count = channel.get(space, keys, sink, why);
   wrong += sink.wrong;

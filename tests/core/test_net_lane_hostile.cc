@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <random>
 
+#include "block_random.h"
 #include "net/lane_call.h"
 #include "net/shm_use.h"
-#include "block_random.h"
 #include "net_shm.h"
 
 namespace kvpool {
@@ -16,8 +16,8 @@ using namespace std::chrono_literals;
 using test::after;
 using test::all_are;
 using test::get_through;
-using test::kKiB;
 using test::keys_from;
+using test::kKiB;
 using test::NamedSpace;
 using test::never_hung;
 using test::put_through;
@@ -85,8 +85,8 @@ constexpr Field kFields[] = {
 };
 
 // A request that would do, but for one field. Rings whatever the lane says.
-void ask_with(ShmClient& client, ClientLane& mine, const Space& space, LaneOp op, const Field& field,
-              std::uint64_t value) {
+void ask_with(ShmClient& client, ClientLane& mine, const Space& space, LaneOp op,
+              const Field& field, std::uint64_t value) {
   const auto keys = keys_from(70'000, 3);
   racy_fill(client.staging() + mine.window.offset(), keys.data(), 3 * kHashBytes);
   Lane& lane = *mine.shared;
@@ -132,8 +132,8 @@ TEST_CASE("hostile lane: every field of a request may hold anything") {
         client->break_off();  // what it wrote over what belongs to the node stays with it
         client.reset();
       }
-  MESSAGE("asked " << asked << ", closed " << closed << "; last: "
-                   << host.server->stats().last_closed);
+  MESSAGE("asked " << asked << ", closed " << closed
+                   << "; last: " << host.server->stats().last_closed);
   CHECK(closed > 20);
   CHECK(host.server->stats().closed_garbage > 20);
   CHECK(host.comes_to_rest(10s));
@@ -212,8 +212,8 @@ TEST_CASE("hostile lane: a node outlives clients that scribble over all they sha
   }
   CHECK(host.comes_to_rest(10s));
   check_bystander(host, *bystander, other, kept);
-  MESSAGE("closed " << host.server->stats().closed_garbage << "; last: "
-                    << host.server->stats().last_closed);
+  MESSAGE("closed " << host.server->stats().closed_garbage
+                    << "; last: " << host.server->stats().last_closed);
   CHECK(host.server->stats().closed_garbage > 0);
   CHECK(host.server->stats().shm_clients == 1);
 }

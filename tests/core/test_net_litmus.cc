@@ -64,7 +64,8 @@ struct Tally {
   std::atomic<std::uint64_t> stop;
 
   static Tally& create() {
-    void* page = mmap(nullptr, sizeof(Tally), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    void* page =
+        mmap(nullptr, sizeof(Tally), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     REQUIRE(page != MAP_FAILED);
     return *static_cast<Tally*>(page);
   }
@@ -99,7 +100,8 @@ class CheckingSink final : public BlockSink {
 
 class WordSource final : public BlockSource {
  public:
-  WordSource(std::span<const Hash128> keys, std::uint64_t bytes, std::uint64_t version, bool streams)
+  WordSource(std::span<const Hash128> keys, std::uint64_t bytes, std::uint64_t version,
+             bool streams)
       : keys_(keys), made_(bytes / 8), version_(version), streams_(streams) {}
   bool fill(std::size_t index, std::byte* slot, Hash128& sum) override {
     auto* const made = reinterpret_cast<std::byte*>(made_.data());
@@ -178,7 +180,8 @@ int read_until_told(Channel& channel, const std::deque<NamedSpace>& spaces, Tall
 }
 
 // One thing that a node does.
-void churn(Node& node, std::span<Namespace* const> spaces, std::uint64_t n, std::mt19937_64& random) {
+void churn(Node& node, std::span<Namespace* const> spaces, std::uint64_t n,
+           std::mt19937_64& random) {
   // One size for a while, then another, so that slabs have to pass between them.
   const std::size_t size = random() % 8 == 0 ? random() % kSizes : n / 200 % kSizes;
   Namespace& space = *spaces[size];

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "net/shm_channel.h"
 #include "core_process.h"
+#include "net/shm_channel.h"
 #include "net_process.h"
 
 // A process cannot fork beside threads and go on under TSan.
@@ -19,8 +19,8 @@ using test::after;
 using test::all_are;
 using test::ClientProcess;
 using test::get_through;
-using test::kKiB;
 using test::keys_from;
+using test::kKiB;
 using test::NamedSpace;
 using test::never_hung;
 using test::put_through;
@@ -68,8 +68,7 @@ TEST_CASE("shm processes: two that put the same keys store each once") {
   const auto body = [&](ShmChannel& channel, ShmClient&, Link link) {
     if (link.hear() != 'g') return 1;
     for (std::uint64_t round = 0; round < kRounds; ++round)
-      for (const PutStatus status :
-           put_through(channel, space, keys_from(round * kKeys, kKeys)))
+      for (const PutStatus status : put_through(channel, space, keys_from(round * kKeys, kKeys)))
         if (status > PutStatus::present) return 2;
     return 0;
   };
@@ -287,7 +286,8 @@ Space first_space() {
   return Space{.id = {}, .block_bytes = kBytes, .number = 0, .local = nullptr};
 }
 
-TEST_CASE("shm processes: a node that is stopped costs a put its deadline, and the lane comes back") {
+TEST_CASE(
+    "shm processes: a node that is stopped costs a put its deadline, and the lane comes back") {
   const NodeProcess node;
   auto client = node.ticket().attach();
   REQUIRE(client.has_value());

@@ -357,6 +357,26 @@ def test_staging_memory_of_a_late_put_is_nobody_elses(daemon: Served) -> None:
         assert blocks.get(others) == count
 
 
+def test_staging_memory_outlives_the_daemon(tmp_path: Path) -> None:
+    """A producer that took it once goes on when the next daemon is there."""
+    numbers = range(16)
+    with served(tmp_path) as first, first.connect("shm", timeout=DEADLINE_S) as pool:
+        blocks = Blocks(pool)
+        staged = blocks.space.staging(len(numbers))
+        slot = blocks.space.reserve(keys_of([500]))
+        assert slot.buffer is not None
+        slot.buffer[:] = blocks.payload([500]).tobytes()
+        first.kill()
+        assert blocks.space.put_staged(keys_of(list(numbers)), staged).stored == 0
+        first.start()
+        wait_for(lambda: is_connected(pool), BACK_S_MAX, "it is connected again")
+        fill(staged, blocks.payload(numbers))
+        assert blocks.space.put_staged(keys_of(list(numbers)), staged).stored == len(numbers)
+        assert slot.commit() is Put.STORED
+        assert blocks.get(numbers) == len(numbers)
+        assert blocks.get([500]) == 1
+
+
 def fill(staged: kvpool.Staging, payload: Any) -> None:
     for place, block in zip(staged, payload, strict=True):
         place[:] = block.tobytes()

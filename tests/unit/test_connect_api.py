@@ -55,6 +55,16 @@ def test_what_one_client_puts_another_gets(
             assert got(other.namespace(space.manifest), SOME) == 6
 
 
+def test_a_put_without_patience_stores_and_costs_nobody_a_connection(
+    pool: kvpool.Pool, request: pytest.FixtureRequest
+) -> None:
+    """Its timeout is for another writer of the key, and there is none."""
+    space = fresh(pool, request)
+    for each in keys(range(20)):
+        assert space.put([each], payload(each), timeout=0).stored == 1
+        assert got(space, [each]) == 1
+
+
 def test_drop_temperature_remove_and_wait(
     pool: kvpool.Pool, request: pytest.FixtureRequest
 ) -> None:

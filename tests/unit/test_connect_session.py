@@ -4,25 +4,29 @@ The daemon is a real one in a thread; the channel only keeps the descriptors tha
 that a test decides what breaks and when.
 """
 
+import asyncio
 import contextlib
 import gc
 import os
 import select
+import socket
 import threading
 import time
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import kvpool
-from kvpool import NoResource, PoolClosed, Unreachable
+from kvpool import NoResource, PoolClosed, Refused, Unreachable, remote
 from kvpool.address import parse_address
+from kvpool.pool import Pool
 from kvpool.remote import RemoteBackend, find
-from kvpool.remote_link import Caller, Control, dial
-from kvpool.remote_session import BACKOFF_S_MAX, BACKOFF_S_MIN, Session
+from kvpool.remote_link import Caller, Control, Link, dial
+from kvpool.remote_session import BACKOFF_S_MAX, BACKOFF_S_MIN, WAIT_GRACE_S, Session
 from tests.daemons import WAIT_S, Running, planned, serving
 from tests.pools import opaque, wait_until
 
@@ -38,6 +42,7 @@ class HeldChannel:
         self.rest: list[int] = []
         self.attached: list[dict[bytes, int]] = []
         self.fails: list[Exception] = []
+        self.wanted = self.added = 0
         self.waits = 0
         self.closed = threading.Event()
         self._lock = threading.Lock()
@@ -46,6 +51,7 @@ class HeldChannel:
         with self._lock:
             self._drop()
             self.streams = list(streams)
+            self.wanted = len(streams)
             self.rest = [] if shm is None else [shm[0], *shm[1]]
             self.attached.append(dict(spaces))
             if self.fails:
@@ -69,7 +75,7 @@ class HeldChannel:
                 for fd in ended:
                     self.streams.remove(fd)
                     os.close(fd)
-                if ended or not self.streams:
+                if len(self.streams) < self.wanted or not self.streams:
                     return True
             time.sleep(0.001)
         return self.closed.is_set()
@@ -77,6 +83,7 @@ class HeldChannel:
     def add_stream(self, descriptor: int) -> None:
         with self._lock:
             self.streams.append(descriptor)
+            self.added += 1
 
     def add_wait_connection(self, descriptor: int) -> None:
         with self._lock:
@@ -220,6 +227,127 @@ def test_one_lost_connection_is_mended_and_the_others_stay(daemon: Running) -> N
         assert len(channel.attached) == 1
 
 
+def test_one_that_cannot_be_mended_takes_no_other_with_it(
+    daemon: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = Refused("the node has 2 connections, its limit", "full")
+    may_mend = threading.Event()
+    another_stream = Link.another_stream
+
+    def refused(link: Link, *args: Any) -> int:
+        if not may_mend.is_set():
+            raise full
+        return another_stream(link, *args)
+
+    monkeypatch.setattr(Link, "another_stream", refused)
+    with session_to(daemon) as (session, channel):
+        kept = channel.streams[1]
+        os.close(daemon.server.clients[1].pop(0))
+        wait_until(lambda: session.trouble == str(full))
+        assert channel.streams == [kept]
+        assert session.ask("ping")["ok"] is True
+        may_mend.set()
+        wait_until(lambda: len(channel.streams) == 2)
+        wait_until(lambda: session.trouble == "")
+        assert (channel.streams[0], session.reconnects, len(channel.attached)) == (kept, 0, 1)
+
+
+def test_a_node_that_has_forgotten_the_client_is_connected_to_anew(
+    daemon: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(link: Link, *args: Any) -> int:
+        raise Refused("there is no such client", "client")
+
+    monkeypatch.setattr(Link, "another_stream", refused)
+    with session_to(daemon) as (session, channel):
+        os.close(daemon.server.clients[1].pop(0))
+        wait_until(lambda: session.reconnects == 1)
+        assert len(channel.streams) == 2
+
+
+def test_what_was_mended_often_is_noted_no_longer_than_it_lives(daemon: Running) -> None:
+    with session_to(daemon) as (session, channel):
+        before = len(session._handed_on)
+        for count in range(1, 6):
+            with socket.socket(fileno=os.dup(channel.streams[0])) as stream:
+                stream.shutdown(socket.SHUT_RDWR)
+            wait_until(lambda count=count: channel.added == count)  # type: ignore[misc]
+            assert len(session._handed_on) <= before
+
+
+def test_a_number_is_asked_about_on_the_connection_that_it_belongs_to(
+    daemon: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at one and at the other, the node may have begun a new life."""
+    with session_to(daemon) as (session, _):
+        other = dial(parse_address(daemon.address), CALLER, time.monotonic() + WAIT_S)
+        asked: list[tuple[str, dict[str, Any]]] = []
+        old = session._link
+        assert old is not None
+
+        def ask(name: str, op: str, deadline: float, **fields: Any) -> dict[str, Any]:
+            asked.append((name, fields))
+            return {}
+
+        for name, link in (("old", old), ("new", other)):
+            monkeypatch.setattr(link.control, "ask", partial(ask, name))
+
+        class Reconnecting:
+            @property
+            def number(self) -> int:
+                session._link = other
+                return 7
+
+        session.ask_about(Reconnecting(), "drop")
+        session._link = old
+        other.close()
+        assert asked == [("old", {"number": 7})]
+
+
+def test_a_flush_takes_no_longer_than_it_was_told(daemon: Running) -> None:
+    finish = threading.Event()
+    daemon.node.instead["flush"] = lambda timeout_s: finish.wait(WAIT_S)
+    with session_to(daemon) as (session, _):
+        begin = time.monotonic()
+        assert RemoteBackend(session).flush(0.05) is False
+        assert time.monotonic() - begin < WAIT_S / 2
+        finish.set()
+
+
+def test_a_namespace_that_is_slow_to_open_blocks_no_event_loop() -> None:
+    begun, finish = threading.Event(), threading.Event()
+
+    class Slow:
+        is_forked = is_closed = False
+
+        def require_usable(self) -> None: ...
+
+        def close(self, flush_timeout_s: float) -> None: ...
+
+        def open_space(self, manifest: kvpool.Manifest) -> Any:
+            begun.set()
+            finish.wait(WAIT_S)
+            raise Unreachable("no answer in time")
+
+    def open_one() -> None:
+        with pytest.raises(Unreachable):
+            pool.namespace(opaque(name="slow"))
+
+    async def answer() -> int:
+        return await pool._in_thread(lambda: 7)
+
+    pool = Pool(Slow())  # type: ignore[arg-type]
+    opening = threading.Thread(target=open_one)
+    opening.start()
+    assert begun.wait(WAIT_S)
+    begin = time.monotonic()
+    assert asyncio.run(answer()) == 7
+    assert time.monotonic() - begin < WAIT_S / 2
+    finish.set()
+    opening.join(WAIT_S)
+    pool.close()
+
+
 def test_what_cannot_be_mended_is_made_anew(daemon: Running) -> None:
     with session_to(daemon) as (session, channel):
         end_streams(daemon)
@@ -340,11 +468,45 @@ def test_a_closed_pool_says_so(daemon: Running) -> None:
 def test_each_wait_has_a_connection_of_its_own(daemon: Running) -> None:
     with session_to(daemon) as (session, channel), contextlib.ExitStack() as waits:
         for count in range(1, 4):
-            waits.enter_context(session.waiting())
+            waits.enter_context(session.waiting(WAIT_S))
             assert channel.waits == count
         waits.close()
-        with session.waiting():
+        with session.waiting(WAIT_S) as left_s:
+            assert left_s == WAIT_S
             assert channel.waits == 3  # one of the others does
+
+
+def test_a_wait_that_just_looks_makes_no_connection(daemon: Running) -> None:
+    with session_to(daemon) as (session, channel), session.waiting(0) as left_s:
+        assert (left_s, channel.waits) == (0, 0)
+
+
+def test_waits_at_a_silent_node_end_in_their_own_time_side_by_side(daemon: Running) -> None:
+    silent = socket.socket(socket.AF_UNIX)
+    path = f"{daemon.plan.socket_path}.silent"
+    silent.bind(path)
+    silent.listen()
+    with silent, session_to(daemon) as (session, channel):
+        session.address = parse_address(f"unix:{path}")
+        left: list[float | None] = []
+
+        def wait() -> None:
+            with session.waiting(0.01) as left_s:
+                left.append(left_s)
+
+        begin = time.monotonic()
+        waiting = [threading.Thread(target=wait) for _ in range(8)]
+        for each in waiting:
+            each.start()
+        while session._dialling < 8:
+            assert time.monotonic() - begin < WAIT_S
+        session.open_space(opaque())  # waits for none of them
+        assert left == []
+        for each in waiting:
+            each.join(WAIT_S)
+        assert time.monotonic() - begin < 5 * WAIT_GRACE_S  # one after the other: eight times it
+        assert left == [None] * 8
+        assert (channel.waits, session._dialling, session._waits) == (0, 0, 0)
 
 
 def test_looking_for_a_node_lists_where(tmp_path: Path) -> None:
@@ -370,6 +532,30 @@ def test_a_node_that_comes_within_the_time_is_found(tmp_path: Path) -> None:
         looking.join(WAIT_S)
         assert found[0][0] == address
         found[0][1].close()
+
+
+def test_a_refusal_that_passes_is_asked_again(
+    daemon: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes = ["client", "descriptors", "late", "full", "failed"]
+
+    def refusing(*args: Any) -> Link:
+        if codes:
+            raise Refused("not now", codes.pop())
+        return dial(*args)
+
+    monkeypatch.setattr(remote, "dial", refusing)
+    address = parse_address(daemon.address)
+    find([address], CALLER, time.monotonic() + WAIT_S)[1].close()
+    assert codes == []
+
+
+def test_a_refusal_that_stays_is_told_at_the_end(tmp_path: Path) -> None:
+    with serving(tmp_path, max_connections="1") as daemon:
+        begin = time.monotonic()
+        with pytest.raises(Refused, match="its limit") as error:
+            find([parse_address(daemon.address)], CALLER, begin + 0.3)
+        assert error.value.code == "full"
 
 
 def test_a_control_connection_is_busy_until_its_deadline(daemon: Running) -> None:

@@ -221,6 +221,25 @@ def test_a_client_that_dies_in_a_request_is_gone_before_it_ends(daemon: Running)
     finish.set()
 
 
+def test_a_client_that_dies_with_requests_in_a_queue_is_gone_at_once(daemon: Running) -> None:
+    begun, finish = threading.Event(), threading.Event()
+
+    def flush(timeout_s: float) -> bool:
+        begun.set()
+        return finish.wait()
+
+    daemon.node.instead["flush"] = flush
+    try:
+        with connected(daemon) as sock:
+            asked(sock, hello())
+            for number in range(1, 9):  # more than are read before their turn
+                sock.sendall(wire.pack_message({"id": number, "op": "flush", "timeout": 1}))
+            assert begun.wait(WAIT_S)
+        wait_until(lambda: daemon.server.dropped == [1], WAIT_S)
+    finally:
+        finish.set()
+
+
 @pytest.mark.parametrize(
     "bytes_sent",
     [

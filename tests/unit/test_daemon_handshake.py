@@ -2,13 +2,16 @@
 
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvpool import wire, wire_client
+from kvpool.address import KEEPALIVE_S, parse_address
 from kvpool.daemon import STREAMS_PER_CLIENT_MAX
 from kvpool.wire import RefusedByPeer
 from tests.daemons import (
@@ -101,6 +104,31 @@ def test_no_descriptor_stays_behind(daemon: Running) -> None:
     wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before)
 
 
+def test_an_offer_that_comes_after_its_handshake_is_closed(
+    daemon: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control, client = client_of(daemon)
+    begun, finish = threading.Event(), threading.Event()
+    make_shm = daemon.server.make_shm
+
+    def slow(number: int, fd: int) -> Any:
+        begun.set()
+        assert finish.wait(WAIT_S)
+        return make_shm(number, fd)
+
+    monkeypatch.setattr(daemon.server, "make_shm", slow)
+    before = len(os.listdir("/proc/self/fd"))
+    with connected(daemon) as sock:
+        sock.sendall(wire.pack_hello(hello("shm", client=client)))
+        assert begun.wait(WAIT_S)
+        daemon.end_handshakes()  # as at the end of their time
+        finish.set()
+        wait_until(lambda: daemon.server.lanes == {1: LANES})
+        wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before + 2)  # of the socket's ends
+    control.close()
+    wait_until(lambda: daemon.server.dropped == [1])
+
+
 def test_a_client_without_shared_memory_is_told_why(daemon: Running) -> None:
     daemon.server.refuses_shm = True
     control, client = client_of(daemon)
@@ -156,6 +184,26 @@ def test_tcp_with_the_token_and_unix_without_get_in(daemon: Running) -> None:
             asked(stream, hello("stream", client=answer["client"]))
         with connected(daemon, tcp=True) as stream:
             asked(stream, hello("stream", client=answer["client"], token=TOKEN))
+
+
+def test_both_ends_of_tcp_notice_that_the_other_host_vanished(daemon: Running) -> None:
+    with connected(daemon, tcp=True) as control:
+        client = asked(control, hello(token=TOKEN))["client"]
+        with parse_address(daemon.tcp_address).open(WAIT_S) as ours:
+            asked(ours, hello("stream", client=client, token=TOKEN))
+            wait_until(lambda: daemon.server.clients[1] != [])
+            with socket.socket(fileno=os.dup(daemon.server.clients[1][0])) as theirs:
+                for end in (ours, theirs):
+                    assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+                    idle_s, between_s, times = (
+                        end.getsockopt(socket.IPPROTO_TCP, option)
+                        for option in (
+                            socket.TCP_KEEPIDLE,
+                            socket.TCP_KEEPINTVL,
+                            socket.TCP_KEEPCNT,
+                        )
+                    )
+                    assert idle_s + between_s * times == KEEPALIVE_S
 
 
 def test_one_client_too_many_is_told_the_limit(daemon: Running) -> None:
