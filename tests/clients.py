@@ -130,3 +130,11 @@ def do_anything(blocks: Blocks, random: np.random.Generator) -> None:
             slot.commit()
     else:
         blocks.space.wait(keys, 0.01)
+
+
+def put_one(pipe: Connection, address: str, number: int, block_bytes: int) -> None:
+    """Says what became of it, if it comes so far."""
+    with kvpool.connect(address) as pool:
+        blocks = Blocks(pool, block_bytes)
+        pipe.send("ready")
+        pipe.send([int(each) for each in blocks.put([number], timeout=60)])

@@ -71,13 +71,22 @@ class Block:
         return head + CHECK.pack(check) + self.payload
 
 
-def put(space: int, keys: Sequence[bytes], payloads: Sequence[bytes], id: int = 1) -> list[bytes]:
+def put(
+    space: int,
+    keys: Sequence[bytes],
+    payloads: Sequence[bytes],
+    id: int = 1,
+    deadline_ms: int = 1000,
+) -> list[bytes]:
     """The frames of a whole put, one element each."""
     blocks = [
         Block(id, index, key, payload)
         for index, (key, payload) in enumerate(zip(keys, payloads, strict=True))
     ]
-    return [Request(PUT, space, keys, id).pack(), *(each.pack() for each in blocks)]
+    return [
+        Request(PUT, space, keys, id, deadline_ms=deadline_ms).pack(),
+        *(each.pack() for each in blocks),
+    ]
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ CLIENTS_EACH = 5
 CLIENTS_MIN = 200  # altogether
 TURNS_MAX = 200
 GROWTH_KIB_MAX = 12 << 10  # of the heap, which keeps what it once took; of hundreds of clients
-FIRST_S = 3.0
+FIRST_S = 2.0
 
 
 class Crowd:

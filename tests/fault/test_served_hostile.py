@@ -42,7 +42,9 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module", params=["elastic", "sealed"])
 def daemon(request: pytest.FixtureRequest, folder: Path) -> Iterator[Served]:
-    with served(folder, dram="16MiB", arena=request.param, socket_mode="0666") as running:
+    with served(
+        folder, dram="16MiB", evict_ahead=0, arena=request.param, socket_mode="0666"
+    ) as running:
         yield running
 
 

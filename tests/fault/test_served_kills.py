@@ -5,6 +5,7 @@ is held to the median of several kills, as the machine may have given the proces
 else; and no kill takes a second.
 """
 
+import contextlib
 import signal
 import statistics
 from collections.abc import Iterator
@@ -13,7 +14,8 @@ import pytest
 
 import kvpool
 from kvpool.replay.payload import keys_of
-from tests import clients
+from tests import clients, frames
+from tests.frames import raw_client
 from tests.served import (
     Blocks,
     Served,
@@ -175,3 +177,43 @@ def test_killed_while_waiting(daemon: Served, observer: kvpool.Pool, channel: st
             wait_for(lambda: held(observer)["clients_waiting"] == 1, what="it waits")
             kills.kill(worker)
     kills.check()
+
+
+@pytest.mark.parametrize("channel", CHANNELS)
+def test_killed_while_it_waits_for_another_writer(
+    daemon: Served, observer: kvpool.Pool, channel: str
+) -> None:
+    """Of the same block, who takes its time: a thread of the node waits on behalf of the dead."""
+    blocks = Blocks(observer)
+    key, payload = keys_of([7]).tobytes(), blocks.payload([7]).tobytes()
+    with raw_client(daemon.tcp_address) as slow, contextlib.closing(slow.stream()) as stream:
+        number = slow.space(blocks.space.manifest)
+        request, block = frames.put(number, [key], [payload], deadline_ms=30_000)
+        stream.send(request + block[:1000])
+        wait_for(lambda: held(observer)["blocks_reserved"] == 1, what="it is being put")
+        before = connections(observer)
+        took_s = []
+        for turn in range(KILLS):
+            with working(clients.put_one, daemon.address(channel), 7, BLOCK_BYTES) as waiter:
+                requests = observer.stats()["server"]["requests"]
+                assert waiter.hear() == "ready"
+                wait_for(
+                    lambda then=requests: observer.stats()["server"]["requests"] > then,  # type: ignore[misc]
+                    what="its put has come",
+                )
+                begin = waiter.kill()
+                end = wait_for(lambda: connections(observer) == before, 10, "its threads are free")
+                took_s.append(end - begin)
+            stream.send(block[1000 + turn : 1001 + turn])
+        print(f"until all was free, in ms: {[round(each * 1e3, 1) for each in took_s]}")
+        assert statistics.median(took_s) < MEDIAN_S_MAX, took_s
+        stream.send(block[1000 + KILLS :])
+        assert stream.answer().body == bytes([kvpool.Put.STORED])
+    assert blocks.get([7]) == 1
+    wait_for(lambda: nobody_holds(observer), what="all is free")
+
+
+def connections(pool: kvpool.Pool) -> tuple[int, ...]:
+    """Of all clients; one that a thread is at work for counts until that thread is done."""
+    server = pool.stats()["server"]
+    return server["clients"], server["streams"], server["shm_clients"]
