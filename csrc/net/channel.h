@@ -61,8 +61,8 @@ class Room {
   virtual PutStatus commit(Deadline deadline) = 0;
 };
 
-// The timeout of a put bounds its wait for another writer. What it takes to get the blocks to a node
-// elsewhere it is given in any case: else 0, which stores in this process, could never do so there.
+// The timeout of a put bounds its wait for another writer. What it takes to get the blocks to a
+// node elsewhere it is given in any case: else 0, which stores in this process, never could there.
 inline constexpr auto kPutLeast = std::chrono::milliseconds(50);
 inline Deadline at_least_a_way(Deadline deadline) {
   return std::max(deadline, std::chrono::steady_clock::now() + kPutLeast);

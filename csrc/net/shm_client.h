@@ -5,8 +5,8 @@
 //            2. once it is broken, every wait of it ends within a slice;
 //            3. what is mapped stays readable until the last user lets go, the node gone or not.
 // Thread rule: any thread. Not after fork: is_forked() first. In a child the last shared_ptr lets
-//              the object be: its locks may be held by threads that are not there, and the addresses
-//              of its maps, which a child does not have, may be somebody else's by now.
+//              the object be: its locks may be held by threads that are not there, and the
+//              addresses of its maps, which a child does not have, may be somebody else's by now.
 #pragma once
 #include <condition_variable>
 #include <memory>

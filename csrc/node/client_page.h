@@ -7,8 +7,8 @@
 //       node    another generation (or 0) in the record -> FULL fence -> reads the words: a slot
 //               that is named is kept as it is
 // Both fences are needed, also on x86: each side stores, then loads what the other stores. The slot
-// is named and not the generation, since a block that is moved has, for a moment, its new slot under
-// its old generation: who pinned that generation would hold the node back from the old slot only.
+// is named and not the generation, since a block that is moved has, for a moment, its new slot
+// under its old generation: who pinned that one would hold the node back from the old slot only.
 // Promise:   whatever a client writes here harms its own reads only.
 // Thread rule: words are handed out to threads of the client by the client; the node reads all.
 #pragma once

@@ -23,9 +23,12 @@ std::size_t Node::wait(const Namespace& space, std::span<const Hash128> keys, De
     if (present == keys.size() || stopping_ || waiters_.size() >= kWaitersMax) return present;
     if (std::chrono::steady_clock::now() >= deadline) return present;
     Waiter waiter;
-    const auto place = waiters_.emplace(fingerprint(incarnation, keys[present]), &waiter);
+    const std::uint64_t name = fingerprint(incarnation, keys[present]);
+    waiters_.emplace(name, &waiter);
     const bool is_due = sleep_until_due(lock, waiter, deadline, given_up);
-    waiters_.erase(place);
+    // Looked for anew: others came and went meanwhile, and a table that grew moved everybody.
+    const auto [begin, end] = waiters_.equal_range(name);
+    waiters_.erase(std::find_if(begin, end, [&](const auto& it) { return it.second == &waiter; }));
     if (!is_due) return present;
   }
 }

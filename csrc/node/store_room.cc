@@ -55,9 +55,9 @@ void Store::retire(BlockId record, Leave why, Seconds now) {
   release_slots(record);
 }
 
-// The one way a slot that readers may have seen is given back. No record of another generation than
-// they saw names it: after the fence, who named it in time is seen, and who names it later sees that
-// the generation has changed. A slot that is named keeps its bytes, and its pages, until
+// The one way a slot that readers may have seen is given back. Its record has another generation by
+// now: after the fence, who named the slot in time is seen, and who names it later sees that the
+// generation has changed. A slot that is named keeps its bytes, and its pages, until
 // poll_hazards() finds it free.
 void Store::vacate(std::uint64_t offset) {
   std::atomic_thread_fence(std::memory_order_seq_cst);
