@@ -65,7 +65,7 @@ class LaneFlow {
   void publish(std::uint64_t to);  // our counter
   void rouse() {
     roused_ = ours_;
-    client_sleeper(lane_).rouse();
+    if (client_waits_for_count_) client_sleeper(lane_).rouse();
   }
   // From a byte of the stream to the end of its run in the ring.
   std::uint64_t left_in_ring(std::uint64_t at) const {
@@ -80,6 +80,7 @@ class LaneFlow {
   std::uint64_t ours_ = 0, roused_ = 0, theirs_ = 0, moved_ = 0;
   std::uint64_t theirs_max_ahead_ = 0;  // of ours, if the client counts right
   bool is_garbage_ = false;
+  bool client_waits_for_count_ = true;
 };
 
 // put: the client fills the ring.
@@ -88,6 +89,9 @@ class LaneSource final : public BlockSource, public LaneFlow {
   LaneSource(LaneHost& host, Lane& lane, const LaneRequest& request)
       : LaneFlow(host, lane, request) {
     theirs_max_ahead_ = request.ring_bytes;
+    // Where the ring has room for all, it waits for the answer only: a wake-up for each piece would
+    // cost this thread more than the piece does.
+    client_waits_for_count_ = (request.keys.size() - request.skip) * stride_ > request.ring_bytes;
   }
   bool fill(std::size_t index, std::byte* slot, Hash128& sum) override;
   void skip(std::size_t index) override;
