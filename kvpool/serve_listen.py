@@ -246,7 +246,7 @@ def _remove_stale(path: str) -> None:
         return
     except FileNotFoundError:
         return
-    except TimeoutError:
+    except (TimeoutError, BlockingIOError):
         pass  # a full backlog: alive, if busy
     raise NoResource(f"socket {path}: another process listens there")
 
