@@ -198,7 +198,7 @@ def test_killed_while_it_waits_for_another_writer(
                 requests = observer.stats()["server"]["requests"]
                 assert waiter.hear() == "ready"
                 wait_for(
-                    lambda then=requests: observer.stats()["server"]["requests"] > then,  # type: ignore[misc]
+                    lambda: observer.stats()["server"]["requests"] > requests,  # noqa: B023
                     what="its put has come",
                 )
                 begin = waiter.kill()
