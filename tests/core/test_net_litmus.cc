@@ -14,8 +14,9 @@
 #include "net/shm_channel.h"
 #include "net_process.h"
 
-// A process cannot fork beside threads and go on under TSan.
-#if !defined(__SANITIZE_THREAD__)
+// Under a sanitizer a child that was forked beside threads may wait for ever for a lock of its
+// allocator, held by a thread that is not there.
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 
 namespace kvpool {
 namespace {

