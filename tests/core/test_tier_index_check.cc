@@ -384,7 +384,9 @@ void damage_many(const char* name, std::uint64_t bytes, std::size_t entries, std
     ++(outcome == kServed ? served : refused);
   }
   std::printf("%s: %zu damaged files refused, %zu used without harm\n", name, refused, served);
-  // Damage to what nothing refers to, and to the bytes of values, is let through; most is not.
+  // Damage to what nothing refers to, and to the bytes of values, is let through; most is not. Of a
+  // sanitizer's few mutants the shares say nothing.
+  if (mutants < 100) return;
   CHECK(refused > mutants / 4);
   CHECK(served > 0);
 }
