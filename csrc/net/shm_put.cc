@@ -89,11 +89,6 @@ void read_statuses(LaneCall& call, std::span<PutStatus> statuses) {
   for (std::size_t i = 0; i < statuses.size(); ++i) statuses[i] = call.status(i);
 }
 
-bool is_there(PutStatus status) {
-  return status == PutStatus::stored || status == PutStatus::present ||
-         status == PutStatus::not_durable;
-}
-
 ClientLane* lane_for(const ShmUse& use, std::span<PutStatus> statuses) {
   ClientLane* const lane = use.client->take_lane(use.deadline);
   if (lane == nullptr)

@@ -19,10 +19,6 @@ std::size_t blocks_of_request(const Space& space, std::size_t left) {
   return std::min<std::size_t>(left, fit);
 }
 
-bool is_there(PutStatus status) {
-  return status <= PutStatus::present || status == PutStatus::not_durable;
-}
-
 }  // namespace
 
 void StreamChannel::put(const PutCall& asked, BlockSource& source, PutStatus* statuses) {
