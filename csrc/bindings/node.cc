@@ -192,6 +192,7 @@ void add_ssd_stats(const NodeStats& s, Stats& d) {
   add("ssd_index_bytes", s.ssd_facts.index_bytes);
   add("ssd_index_used_bytes", s.ssd_facts.index_used_bytes);
   add("ssd_queue_blocks", s.ssd_queued);
+  d["ssd_busy"] = s.ssd_busy;
   add("ssd_quarantined_blocks", s.ssd_quarantined);
   add("ssd_hits", s.ssd_hits);
   add("ssd_hit_bytes", s.ssd_hit_bytes);

@@ -134,6 +134,7 @@ struct NodeStats {
   std::uint64_t warm_units = 0, huge_units = 0, evicted_ahead = 0;
   // With an SSD tier.
   bool has_ssd = false, ssd_read_only = false;
+  bool ssd_busy = false;  // the writer writes, deletes or moves, or has to: blocks may leave the SSD
   std::string ssd_read_only_reason;
   SsdFacts ssd_facts;
   SsdCounters ssd;

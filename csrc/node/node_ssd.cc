@@ -357,6 +357,7 @@ void Node::add_ssd_stats(NodeStats& stats) {
   stats.ssd_blocks = store_->ssd_blocks();
   stats.ssd_bytes_taken = store_->ssd().bytes_taken();
   stats.ssd_queued = store_->ssd().queued();
+  stats.ssd_busy = !stats.ssd_read_only && (group_under_way_ || store_->has_group_work());
   stats.ssd_quarantined = store_->ssd().quarantined();
 }
 

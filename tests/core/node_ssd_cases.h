@@ -116,6 +116,17 @@ struct SsdPool {
   }
   void settle() { REQUIRE(node->settle(never_hung())); }
   void flush() { REQUIRE(node->flush(never_hung())); }
+  // Until the writer moves and evicts nothing either, which a flush does not wait for. Nobody may
+  // hold anything: what is pinned can be in its way for ever.
+  void rest() {
+    settle();
+    flush();
+    const auto deadline = never_hung();
+    while (node->stats().ssd_busy) {
+      REQUIRE(std::chrono::steady_clock::now() < deadline);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
   // The same pool with nothing in DRAM, all of it on the SSD.
   Namespace& cold(std::uint64_t n, std::uint64_t block_bytes) {
     flush();

@@ -219,8 +219,7 @@ class NodeAgainstModel {
 
   void restart(bool flushes) {
     while (!leases_.empty()) release();
-    pool_.settle();
-    pool_.flush();
+    pool_.rest();
     const NodeStats before = pool_.node->stats();
     REQUIRE(before.dead == 0);
     REQUIRE(before.ssd_blocks <= before.blocks);
