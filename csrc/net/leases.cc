@@ -51,7 +51,7 @@ std::vector<LeasePlace> Leases::acquire(const Namespace& space, std::span<const 
   if (allowed > 0) node_.acquire_part(space, keys.first(allowed), leased.data(), loaded);
   const std::size_t held = loaded.blocks();
   if (held == allowed && held < keys.size()) loaded.why = Miss::pin_limit;
-  space.traffic->count_get(keys.size(), loaded);
+  space.traffic->count_view(keys.size(), loaded);
   why = loaded.why;
   count_.fetch_sub(counted - held, std::memory_order_relaxed);
   bytes_.fetch_sub((allowed - held) * bytes, std::memory_order_relaxed);

@@ -113,7 +113,7 @@ std::size_t Node::acquire(const Namespace& space, std::span<const Hash128> keys,
                           Miss* why) {
   Loaded loaded;
   const std::size_t done = acquire_part(space, keys, leases, loaded);
-  space.traffic->count_get(keys.size(), loaded);
+  space.traffic->count_view(keys.size(), loaded);
   if (why != nullptr) *why = loaded.why;
   return done;
 }

@@ -43,9 +43,11 @@ std::vector<SpaceTraffic> Node::traffic() {
 // Without the lock: namespaces stay. What clients have read is in their counters already.
 void Node::add_traffic(NodeStats& stats, std::span<Namespace* const> spaces) const {
   const auto add = [&](const TrafficTotals& totals, std::uint64_t block_bytes) {
-    stats.gets += totals.gets;
-    stats.get_blocks += totals.loaded();
-    stats.get_bytes += totals.loaded() * block_bytes;
+    // A view that is just being counted may be half told.
+    const std::uint64_t copied = totals.loaded() - std::min(totals.loaded(), totals.view_blocks);
+    stats.gets += totals.gets - std::min(totals.gets, totals.views);
+    stats.get_blocks += copied;
+    stats.get_bytes += copied * block_bytes;
     stats.missed_absent += totals.missed_for(Miss::absent);
     stats.missed_moved += totals.missed_for(Miss::moved);
     stats.missed_fault += totals.missed_for(Miss::fault);

@@ -77,6 +77,8 @@ class PageTraffic {
     traffic.lookup_behind = words[TrafficRow::lookup_behind];
     traffic.lookup_blocks =
         traffic.lookup_dram + traffic.lookup_ssd + traffic.lookup_missed + traffic.lookup_behind;
+    traffic.views = more.client.views;
+    traffic.view_blocks = more.client.view_blocks;
     traffic.gets = more.client.gets + more.client.views;
     traffic.loaded_dram = more.client.get_blocks + more.client.view_blocks;
     traffic.get_blocks = traffic.loaded_dram;

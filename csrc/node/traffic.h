@@ -35,6 +35,7 @@ struct TrafficTotals {
   std::uint64_t lookups = 0, lookup_blocks = 0, lookup_dram = 0, lookup_ssd = 0;
   std::uint64_t lookup_missed = 0, lookup_behind = 0;  // the first that is missing; those behind it
   std::uint64_t gets = 0, get_blocks = 0, loaded_dram = 0, loaded_ssd = 0;
+  std::uint64_t views = 0, view_blocks = 0;  // of the gets and of what they loaded: in place
   std::array<std::uint64_t, kMisses> missed{};  // blocks; `behind`: all but the first of a call
   std::uint64_t put_blocks = 0;
   std::array<std::uint64_t, kPutStatuses> put_status{};
@@ -72,6 +73,14 @@ class Traffic {
     add(missed_[static_cast<std::size_t>(Miss::behind)], asked - loaded.blocks() - 1);
   }
 
+  // A get that pins instead of copying.
+  void count_view(std::size_t asked, const Loaded& loaded) {
+    Stripe& mine = stripes_[stripe_of_thread()];
+    add(mine.views, 1);
+    add(mine.view_blocks, loaded.blocks());
+    count_get(asked, loaded);
+  }
+
   // Those from a payload_due on are asked for again, with payload, and count then.
   void count_put(std::span<const PutStatus> statuses) {
     std::array<std::uint64_t, kPutStatuses> counts{};
@@ -95,6 +104,8 @@ class Traffic {
     add(any.get_blocks, more.get_blocks);
     add(any.loaded_dram, more.loaded_dram);
     add(any.loaded_ssd, more.loaded_ssd);
+    add(any.views, more.views);
+    add(any.view_blocks, more.view_blocks);
     for (std::size_t i = 0; i < missed_.size(); ++i) add(missed_[i], more.missed[i]);
   }
 
@@ -111,6 +122,8 @@ class Traffic {
       all.get_blocks += read(each.get_blocks);
       all.loaded_dram += read(each.loaded_dram);
       all.loaded_ssd += read(each.loaded_ssd);
+      all.views += read(each.views);
+      all.view_blocks += read(each.view_blocks);
     }
     std::ranges::transform(missed_, all.missed.begin(), read);
     all.put_blocks = read(put_blocks_);
@@ -124,7 +137,7 @@ class Traffic {
     alignas(64) Count lookups{0};
     Count lookup_blocks{0}, lookup_dram{0}, lookup_ssd{0}, lookup_missed{0}, lookup_behind{0};
     alignas(64) Count gets{0};
-    Count get_blocks{0}, loaded_dram{0}, loaded_ssd{0};
+    Count get_blocks{0}, loaded_dram{0}, loaded_ssd{0}, views{0}, view_blocks{0};
   };
   static_assert(sizeof(Stripe) == 128);
 
