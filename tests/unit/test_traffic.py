@@ -10,7 +10,7 @@ import pytest
 import kvpool
 from kvpool import Miss, Reason, _core
 from tests import daemons
-from tests.pools import BLOCK_BYTES, got, keys, opaque, opened, payloads, wait_until
+from tests.pools import BLOCK_BYTES, got, key, keys, opaque, opened, payload, payloads, wait_until
 
 STORED, PRESENT = 0, 1  # of put_status, beside the numbers of Reason
 CHANNELS = ["unix", "tcp"]
@@ -85,11 +85,11 @@ def test_a_drop_keeps_what_was_counted() -> None:
 def test_reserved_blocks_count_as_puts() -> None:
     with opened() as pool:
         space = pool.namespace(opaque())
-        with space.reserve(keys([1])) as slot:
+        with space.reserve(key(1)) as slot:
             assert slot.buffer is not None
-            slot.buffer[:] = payloads(keys([1]))
+            slot.buffer[:] = payload(key(1))
             slot.commit()
-        slot = space.reserve(keys([2]))
+        slot = space.reserve(key(2))
         slot.abort()
         status = traffic_of(pool._node, space)["put_status"]
         assert (status[STORED], status[Reason.FAILED]) == (1, 1)
