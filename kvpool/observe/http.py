@@ -232,11 +232,12 @@ class _Shared:
         return await _in_time(asyncio.shield(self._making))
 
     async def _timed(self) -> Any:
+        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(SOURCE_S):
                 return await self._make()
         finally:
-            self._made_s = asyncio.get_running_loop().time()
+            self._made_s = loop.time()
 
 
 async def _in_time(answer: Awaitable[Any]) -> Any:

@@ -149,7 +149,9 @@ class Tab:
         return self._browser.call(method, self._session, **parameters)
 
     def open(self, url: str) -> None:
+        """Returns when its scripts have run; they may still be asking for what they show."""
         self.call("Page.navigate", url=url)
+        self.wait("document.readyState === 'complete'")
 
     def value(self, expression: str) -> Any:
         """Of JavaScript. A promise is waited for."""

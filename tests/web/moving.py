@@ -201,7 +201,7 @@ class Running:
         self.errors: list[BaseException] = []
         self.site: Site
         self._access = access or Access(is_loopback=True)
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop
         self._stop = asyncio.Event()
         self.sock = http_serve.listen("127.0.0.1", port)
         self.port: int = self.sock.getsockname()[1]
@@ -215,10 +215,9 @@ class Running:
         return f"http://127.0.0.1:{self.port}"
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._serve())
-        self._loop.run_until_complete(self._loop.shutdown_default_executor())
-        self._loop.close()
+        with asyncio.Runner() as runner:
+            self._loop = runner.get_loop()
+            runner.run(self._serve())
 
     async def _serve(self) -> None:
         self.site = Site(self.source, self._access, self.errors.append)

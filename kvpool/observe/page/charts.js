@@ -94,8 +94,17 @@ function draw(id, canvas, config) {
   drawn.set(id, new window.Chart(canvas, config));
 }
 
+// Scales of y, by the largest value. Bytes get steps that are round where a KiB is 1024.
+export const inShares = () => ({ min: 0, max: 1, step: 0.5 });
+export const inNumbers = (largest) => ({ min: 0, suggestedMax: Math.max(1, largest) });
+export function inBytes(largest) {
+  const most = Math.max(1 << 20, largest);
+  const step = 2 ** Math.ceil(Math.log2(most / 4));
+  return { min: 0, max: step * Math.ceil(most / step), step };
+}
+
 // One figure of lines over time. series: [{name, field, tone}]; say: value -> text.
-export function timeChart(id, title, history, series, say, most) {
+export function timeChart(id, title, history, series, say, scale) {
   const { canvas, legend, table, details } = parts(id, title);
   const named = series.map((each) => ({ ...each, last: say(history[each.field].at(-1)) }));
   showLegend(legend, named);
@@ -111,8 +120,8 @@ export function timeChart(id, title, history, series, say, most) {
   const x = axis({ type: "time", min: 1000 * (history.now_s - span_s), max: 1000 * history.now_s,
     grid: { display: false }, time: { displayFormats: { second: "HH:mm:ss", minute: "HH:mm", hour: "HH:mm" },
       tooltipFormat: "HH:mm:ss" } }, { autoSkipPadding: 40 });
-  const y = axis({ beginAtZero: true, max: most, suggestedMax: most ?? 1 },
-    { callback: (value) => say(value), maxTicksLimit: 5 });
+  const { step, ...limits } = scale(Math.max(0, ...series.flatMap(({ field }) => history[field])));
+  const y = axis(limits, { callback: (value) => say(value), maxTicksLimit: 5, stepSize: step });
   draw(id, canvas, { type: "line", data: { datasets: data }, options: options({ x, y }, say) });
   if (details.open) timeTable(table, history, series, say);
   else details.ontoggle = () => details.open && timeTable(table, history, series, say);

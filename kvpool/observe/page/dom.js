@@ -19,6 +19,7 @@ export function setText(target, text) {
 export function fill(table, columns, rows, empty) {
   head(table, columns);
   const body = table.tBodies[0];
+  table.tHead.hidden = rows.length === 0;
   while (body.rows.length > Math.max(1, rows.length)) body.deleteRow(-1);
   if (rows.length === 0) {
     while (body.rows.length) body.deleteRow(-1);

@@ -2,45 +2,58 @@
 // away. One loop; nothing here changes anything at the daemon.
 
 import { Away, NeedsToken, ask, token } from "./api.js";
-import { curveChart, hasCharts, timeChart } from "./charts.js";
+import { curveChart, hasCharts, inBytes, inNumbers, inShares, timeChart } from "./charts.js";
 import { at, bar, fill, setText } from "./dom.js";
 import { age, curveSentence, curveSteps, hitAt, hitRatio, tierNames, together, trouble } from "./facts.js";
 import { bytes, bytesPerSecond, clock, count, perSecond, percent, seconds } from "./format.js";
 
 const FAST_MS = 2000; // the report
 const SLOW_MS = 10000; // prefixes and curves
-const ROWS_MAX = 50;
+const ROWS_MAX = 25; // of a table; the JSON has all
+const HOTTEST = 12;
 
 const shown = { report: null, history: null, hottest: [], curves: {}, tenant: "", step: 1 };
 const due = { history: 0, slow: 0 };
 
 // --- the loop ---------------------------------------------------------------------------------------
 
+let turns = 0; // what an earlier turn still waits for, such as another tenant's history, is dropped
+
 async function refresh() {
+  const turn = ++turns;
   try {
-    shown.report = await ask("/v1/stats");
-    chooseTenant(shown.report.tenants.map(({ name }) => name));
-    const now = Date.now();
-    if (now >= due.history) {
-      const of = shown.tenant ? `&tenant=${encodeURIComponent(shown.tenant)}` : "";
-      shown.history = await ask(`/v1/history?step=${shown.step}${of}`);
-      due.history = now + Math.min(60, 2 * shown.step) * 900;
-    }
-    if (now >= due.slow) {
-      const of = shown.tenant ? `&tenant=${encodeURIComponent(shown.tenant)}` : "";
-      shown.hottest = await ask(`/v1/blocks/top?count=20${of}`);
-      shown.curves = await ask("/v1/mrc");
-      due.slow = now + SLOW_MS;
-    }
-    at("login").hidden = true;
+    const report = await ask("/v1/stats");
+    if (turn !== turns) return;
+    shown.report = report;
+    chooseTenant(report.tenants.map(({ name }) => name));
+    const got = await askForMore(Date.now());
+    if (turn !== turns) return;
+    Object.assign(shown, got);
     at("main").hidden = false;
     tell("");
     show();
   } catch (error) {
+    if (turn !== turns) return;
     if (error instanceof NeedsToken) showLogin();
     else if (error instanceof Away) tell(awayText(), "away");
     else tell(`The page could not show what the daemon said: ${error.message}`, "away");
   }
+}
+
+// What changes more slowly than the report, where it is due.
+async function askForMore(now) {
+  const of = shown.tenant ? `&tenant=${encodeURIComponent(shown.tenant)}` : "";
+  const got = {};
+  if (now >= due.history) {
+    got.history = await ask(`/v1/history?step=${shown.step}${of}`);
+    due.history = now + Math.min(60, 2 * shown.step) * 900;
+  }
+  if (now >= due.slow) {
+    got.hottest = await ask(`/v1/blocks/top?count=${HOTTEST}${of}`);
+    got.curves = await ask("/v1/mrc");
+    due.slow = now + SLOW_MS;
+  }
+  return got;
 }
 
 let waiting = 0;
@@ -139,16 +152,16 @@ function showTime() {
   if (!history) return;
   at("no-charts").hidden = hasCharts();
   timeChart("chart-hit", "Hit ratio", history,
-    [{ name: "hits", field: "hit_ratio", tone: "one" }], percent, 1);
-  timeChart("chart-bytes", "Bytes", history, [
+    [{ name: "hits", field: "hit_ratio", tone: "one" }], percent, inShares);
+  timeChart("chart-bytes", "Bytes read and stored", history, [
     { name: "read", field: "get_bytes_per_s", tone: "one" },
-    { name: "stored", field: "put_bytes_per_s", tone: "two" }], bytesPerSecond);
+    { name: "stored", field: "put_bytes_per_s", tone: "two" }], bytesPerSecond, inBytes);
   timeChart("chart-memory", "Bytes in the tiers", history, [
     { name: "DRAM", field: "dram_used_bytes", tone: "one" },
-    { name: "SSD", field: "ssd_used_bytes", tone: "two" }], bytes);
+    { name: "SSD", field: "ssd_used_bytes", tone: "two" }], bytes, inBytes);
   timeChart("chart-evictions", "Evicted blocks", history, [
     { name: "from DRAM", field: "dram_evictions_per_s", tone: "one" },
-    { name: "from SSD", field: "ssd_evictions_per_s", tone: "two" }], perSecond);
+    { name: "from SSD", field: "ssd_evictions_per_s", tone: "two" }], perSecond, inNumbers);
 }
 
 // Of the tenant chosen, or of the one whose curve is made of the most references.
@@ -165,7 +178,8 @@ function showCurve(tenants) {
     { title: "Times", kind: "number", of: ({ times }) => (times === 1 ? "now" : `×${times < 1 ? `1/${1 / times}` : times}`) },
     { title: "Hit ratio", kind: "number", of: ({ hit }) => percent(hit) },
   ], curveSteps(of), "Nothing yet.");
-  curveChart("chart-curve", of);
+  at("chart-curve").hidden = !more;
+  if (more) curveChart("chart-curve", of);
 }
 
 function showTables(tenants) {
