@@ -32,6 +32,7 @@ SOURCE_S = 5.0
 FRESH_S = 0.25
 HOTTEST_MAX = 200
 HOTTEST = 20  # without ?count
+CURVES_MAX = 64  # of namespaces, for each tenant
 _QUERY_MAX = 256  # characters of one value
 
 _HEADERS = {
@@ -53,7 +54,7 @@ class Source(Protocol):
 
     async def hottest(self, count: int, tenant: str | None) -> list[dict[str, Any]]:
         """Prefixes, hottest first, of one tenant or of all: {tenant, namespace (name), number,
-        key (bytes or hexadecimal), depth, heat, idle_s, tiers, children}."""
+        key (bytes or hexadecimal), depth, tokens, heat, idle_s, tiers, children}."""
         ...
 
     async def reuse(self) -> Mapping[str, Mapping[str, Any]]:
@@ -173,7 +174,7 @@ class Site:
     async def _show_curves(self, request: Request, viewer: Viewer) -> Response:
         _query(request)
         curves = await self._reuse.get()
-        return _json({name: each for name, each in curves.items() if viewer.may_see(name)})
+        return _json({name: _busiest(of) for name, of in curves.items() if viewer.may_see(name)})
 
     async def _show_history(self, request: Request, viewer: Viewer) -> Response:
         query = _query(request, "step", "tenant")
@@ -298,6 +299,12 @@ def _answer(body: bytes, content_type: str = "application/json", status: int = 2
 
 def _json(value: Any, status: int = 200) -> Response:
     return _answer(msgspec.json.encode(value), status=status)
+
+
+def _busiest(curves: Mapping[str, Any]) -> dict[str, Any]:
+    """Of one tenant: the namespaces with the most references, CURVES_MAX of them."""
+    by_references = sorted(curves["spaces"].items(), key=lambda each: -each[1]["references"])
+    return {**curves, "spaces": dict(by_references[:CURVES_MAX])}
 
 
 def _readable(prefix: Mapping[str, Any]) -> dict[str, Any]:

@@ -74,6 +74,7 @@ class Moving:
                 "number": space.number,
                 "key": bytes([rank, space.number]) * 8,
                 "depth": 4096 >> (rank // 2),
+                "tokens": 16 * 4096 >> (rank // 2),
                 "heat": 41.5 / (rank + 1),
                 "idle_s": 0.4 * rank * rank,
                 "tiers": 1 + rank % 3,

@@ -186,7 +186,7 @@ function showTables(tenants) {
   const isOne = shown.report.tenants.length < 2;
   at("tenants-section").hidden = isOne;
   fill(at("tenants"), TENANT_COLUMNS, tenants, "No tenants.");
-  const of = (list, column) => (isOne ? list : [column, ...list]);
+  const of = (list, column) => (isOne ? list : [list[0], column, ...list.slice(1)]);
   const named = tenants.flatMap((tenant) => tenant.namespaces.map((each) => ({ ...each, tenant: tenant.name })));
   const spaces = named.sort((one, other) => weight(other) - weight(one));
   cut("spaces", of(SPACE_COLUMNS, TENANT), spaces, "No engine has opened a namespace yet.");
@@ -239,6 +239,7 @@ const HOT_COLUMNS = [
   { title: "Key", kind: "name code", of: ({ key }) => key },
   { title: "Namespace", kind: "text", of: ({ namespace, number }) => namespace || `#${number}` },
   { title: "Blocks deep", kind: "number", of: ({ depth }) => count(depth) },
+  { title: "Tokens", kind: "number", of: ({ tokens }) => count(tokens || null) },
   { title: "Heat", kind: "number", of: ({ heat }) => heat.toFixed(1) },
   { title: "Last used", kind: "number", of: ({ idle_s }) => age(idle_s) },
   { title: "In", kind: "text", of: ({ tiers }) => tierNames(tiers) },
