@@ -33,6 +33,7 @@ from tests.web.moving import Moving, running
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "examples" / "deploy"
+CASES = ("alerts.test.yml", "alerts-day.test.yml")
 TOKEN = "scrape-" + "a" * 32
 WAIT_S = 60.0
 IN_HELP = re.compile(r"\bkvpool_[a-z0-9_]+")
@@ -70,7 +71,7 @@ def test_the_rules_are_rules_and_their_cases_hold() -> None:
     needs("promtool")
     done = promtool("check", "rules", "alerts.yml")
     assert done.returncode == 0, done.stdout + done.stderr
-    done = promtool("test", "rules", "alerts.test.yml")
+    done = promtool("test", "rules", *CASES)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -89,10 +90,10 @@ def test_the_cases_would_notice(tmp_path: Path, good: str, bad: str) -> None:
 
 def test_every_alert_has_a_case_and_says_what_to_do() -> None:
     (rules,) = documents("alerts.yml")
-    (cases,) = documents("alerts.test.yml")
     fired = {
         case["alertname"]
-        for test in cases["tests"]
+        for name in CASES
+        for test in documents(name)[0]["tests"]
         for case in test["alert_rule_test"]
         if case["exp_alerts"]
     }
@@ -124,7 +125,7 @@ def expressions() -> list[tuple[str, str]]:
     ]
 
 
-@pytest.mark.parametrize("name", ["alerts.yml", "alerts.test.yml", "grafana-dashboard.json"])
+@pytest.mark.parametrize("name", ["alerts.yml", *CASES, "grafana-dashboard.json"])
 def test_only_metrics_that_there_are(name: str) -> None:
     found = set(IN_HELP.findall(text_of(name)))
     assert found
