@@ -33,7 +33,7 @@ RANKS = {
         "serve_clients",
         "serve_listen",
     ],
-    5: ["connectors", "daemon"],
+    5: ["connectors", "daemon", "operate"],
     6: ["serve_cli", "ssd_cli", "cli", "__main__"],
 }
 RANK = {module: rank for rank, modules in RANKS.items() for module in modules}
