@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from kvpool.operate import stat_cli
+from kvpool.operate import change_cli, explain_cli, files_cli, stat_cli
 
 _WATCH = "Look at a daemon"
 _CHANGE = "Change a daemon"
@@ -15,3 +15,8 @@ _PLAN = "Set up and plan"
 def add_to(app: typer.Typer) -> None:
     """Registers all of them."""
     app.command(rich_help_panel=_WATCH)(stat_cli.stat)
+    app.command(rich_help_panel=_WATCH)(explain_cli.explain)
+    for each in ("drop", "resize", "reload", "pin", "unpin", "pins"):
+        app.command(rich_help_panel=_CHANGE)(getattr(change_cli, each))
+    for each in ("put", "get", "rm"):
+        app.command(rich_help_panel=_FILES)(getattr(files_cli, each))

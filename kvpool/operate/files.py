@@ -2,9 +2,9 @@
 
 A file is a head block and a chain of content blocks, all in one opaque namespace:
 
-    name[-1] = H("kvpool file" || namespace id || key)         key: the text, UTF-8
+    name[-1] = H("kvpool file\\0" || namespace id || key)       key: the text, UTF-8
     name[i]  = H(name[i-1] || content of block i)              H: SHA-256, cut to 16 bytes
-    head     = at H("kvpool file head" || namespace id || key)
+    head     = at H("kvpool file head\\0" || namespace id || key)
                magic, block bytes, length, count, name[0..count-1], SHA-256 of all that
 
 So the head names its content by hashes of it, and every block that is read is checked against its
