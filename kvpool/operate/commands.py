@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from kvpool.operate import change_cli, explain_cli, files_cli, stat_cli
+from kvpool.operate import change_cli, explain_cli, files_cli, stat_cli, top_cli
 
 _WATCH = "Look at a daemon"
 _CHANGE = "Change a daemon"
@@ -15,6 +15,7 @@ _PLAN = "Set up and plan"
 def add_to(app: typer.Typer) -> None:
     """Registers all of them."""
     app.command(rich_help_panel=_WATCH)(stat_cli.stat)
+    app.command(rich_help_panel=_WATCH)(top_cli.top)
     app.command(rich_help_panel=_WATCH)(explain_cli.explain)
     for each in ("drop", "resize", "reload", "pin", "unpin", "pins"):
         app.command(rich_help_panel=_CHANGE)(getattr(change_cli, each))

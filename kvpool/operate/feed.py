@@ -2,13 +2,12 @@
 
 Promises:  1. next() never raises for a daemon's sake: it gives a sample, or why there is none;
            2. rates are of the daemon's own clock, and there are none across its restart.
-Thread rule: one call at a time, from any thread.
+Thread rule: one next() at a time; close() from any thread.
 """
 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -73,14 +72,15 @@ class Feed:
 
     def _once(self) -> Sample | Lost:
         try:
-            if self._operator is None:
-                self._operator = self._open(self._reach, POLL_S)
-            report = self._operator.report()
-            hottest = self._operator.hottest(HOTTEST_MAX) if self._with_hottest else []
+            operator = self._operator  # close() may come from another thread
+            if operator is None:
+                operator = self._operator = self._open(self._reach, POLL_S)
+            report = operator.report()
+            hottest = operator.hottest(HOTTEST_MAX) if self._with_hottest else []
         except KvpoolError as error:
             self.close()
             return Lost(str(error))
-        sample = Sample(report, self._operator.where, hottest, self._before)
+        sample = Sample(report, operator.where, hottest, self._before)
         self._before = report
         return sample
 
@@ -139,8 +139,3 @@ def _ratio_between(pairs: list[tuple[Traffic, Traffic]]) -> float | None:
         return sum(new.hit - old.hit for new, old in pairs) / requested
     asked = sum(new.asked - old.asked for new, old in pairs)
     return sum(new.loaded - old.loaded for new, old in pairs) / asked if asked > 0 else None
-
-
-def until(end_s: float) -> float:
-    """Seconds left until that time.monotonic(); never less than 0."""
-    return max(0.0, end_s - time.monotonic())
