@@ -61,16 +61,19 @@ class Feed:
         self._open = open_link
         self._operator: Any = None
         self._before: Report | None = None
+        self._is_closed = False
 
     def next(self) -> Sample | Lost:
         """Blocks for POLL_S and a second try at most."""
         was_connected = self._operator is not None
         found = self._once()
-        if isinstance(found, Lost) and was_connected:  # it may be another process by now
+        if isinstance(found, Lost) and was_connected:  # it may be another daemon by now
             found = self._once()
         return found
 
     def _once(self) -> Sample | Lost:
+        if self._is_closed:
+            return Lost("closed")
         try:
             operator = self._operator  # close() may come from another thread
             if operator is None:
@@ -78,14 +81,18 @@ class Feed:
             report = operator.report()
             hottest = operator.hottest(HOTTEST_MAX) if self._with_hottest else []
         except KvpoolError as error:
-            self.close()
+            self._disconnect()
             return Lost(str(error))
         sample = Sample(report, operator.where, hottest, self._before)
         self._before = report
         return sample
 
     def close(self) -> None:
-        """Idempotent."""
+        """Ends a next() that waits in another thread, too. Idempotent."""
+        self._is_closed = True
+        self._disconnect()
+
+    def _disconnect(self) -> None:
         operator, self._operator = self._operator, None
         if operator is not None:
             with contextlib.suppress(OSError):
