@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import typer
 
-from kvpool.operate import change_cli, explain_cli, files_cli, stat_cli, top_cli
+from kvpool.operate import (
+    change_cli,
+    config_cli,
+    doctor_cli,
+    explain_cli,
+    files_cli,
+    stat_cli,
+    top_cli,
+)
 
 _WATCH = "Look at a daemon"
 _CHANGE = "Change a daemon"
@@ -21,3 +29,5 @@ def add_to(app: typer.Typer) -> None:
         app.command(rich_help_panel=_CHANGE)(getattr(change_cli, each))
     for each in ("put", "get", "rm"):
         app.command(rich_help_panel=_FILES)(getattr(files_cli, each))
+    app.command(rich_help_panel=_PLAN)(doctor_cli.doctor)
+    app.add_typer(config_cli.app, name="config", rich_help_panel=_PLAN)
