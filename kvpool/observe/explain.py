@@ -149,7 +149,7 @@ def _all_there(
             Cause.DEADLINE,
             f"All {len(blocks):,} blocks are here ({where}), but gets of this namespace gave up on"
             f" {late:,} blocks that did not come from the SSD by their deadline.",
-            "A longer ssd timeout, a faster disk, or more DRAM keeps such blocks from being misses.",
+            "A longer ssd timeout, a faster disk, or more DRAM would deliver them.",
         )
     return (
         Cause.PRESENT,
@@ -293,9 +293,7 @@ def _in_another(found: Elsewhere, which: str) -> tuple[Cause, str, str]:
     )
 
 
-def _never(
-    missing: int, which: str, elsewhere: Sequence[Elsewhere]
-) -> tuple[Cause, str, str]:
+def _never(missing: int, which: str, elsewhere: Sequence[Elsewhere]) -> tuple[Cause, str, str]:
     near = [each for each in elsewhere if not each.tenant and len(each.differing) <= _FIELDS_TOLD]
     advice = "Was it put at all? `kvpool stat` counts what puts brought and what was refused."
     if near:
@@ -304,7 +302,7 @@ def _never(
     if missing:
         return (
             Cause.NEVER_STORED,
-            f"The first {missing:,} blocks are here; {which[0].lower()}{which[1:]} was never stored,"
+            f"The first {missing:,} blocks are here; {which.lower()} was never stored,"
             " or so long ago that the node has forgotten it: the tokens differ from there on, or"
             " nobody saved that far.",
             advice,
@@ -330,7 +328,8 @@ def _differs(found: Elsewhere) -> str:
     """In which fields, with both values of the first few."""
     pairs = list(found.differing.items())
     told = ", ".join(
-        f"{name} is {ours!r} here and {theirs!r} there" for name, (ours, theirs) in pairs[:_FIELDS_TOLD]
+        f"{name} is {ours!r} here and {theirs!r} there"
+        for name, (ours, theirs) in pairs[:_FIELDS_TOLD]
     )
     more = f" and {len(pairs) - _FIELDS_TOLD} more fields differ" if pairs[_FIELDS_TOLD:] else ""
     return f"{told}{more}" if told else "its manifest is the same"

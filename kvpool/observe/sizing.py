@@ -178,7 +178,9 @@ def _per_layer(
     kind = "mqa" if kv_heads == 1 else "mha" if kv_heads == heads else "gqa"
     of_rank = _shared(kv_heads, tensor_parallel)
     if kv_heads < tensor_parallel:
-        notes.append(f"{tensor_parallel} ranks share {kv_heads} KV heads: each head is kept more than once")
+        notes.append(
+            f"{tensor_parallel} ranks share {kv_heads} KV heads: each head is kept more than once"
+        )
     return kind, of_rank, head_dim, 2 * of_rank * head_dim
 
 

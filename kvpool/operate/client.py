@@ -1,6 +1,6 @@
 """A daemon as a command sees it: operations over one control connection, no shared memory.
 
-Promises:  1. every call ends by its time limit, with an answer or a KvpoolError that says what to do;
+Promises:  1. every call ends by its time limit, with an answer or a KvpoolError that says why;
            2. nothing is looked for twice: a command that finds no daemon says so at once, and where
               it looked;
            3. what the daemon answers is checked before a command uses it.
@@ -141,9 +141,7 @@ class Operator:
                 answer = self.ask("explain", namespace=namespace, keys=part)
                 explained += msgspec.convert(answer["explained"], list[dict[str, Any]])
                 if start == 0:
-                    elsewhere = msgspec.convert(
-                        answer.get("elsewhere", []), list[dict[str, Any]]
-                    )
+                    elsewhere = msgspec.convert(answer.get("elsewhere", []), list[dict[str, Any]])
         if len(explained) != len(keys) // 16:
             raise KvpoolError(f"{self.where}: explain answered about {len(explained)} blocks")
         return explained, elsewhere
@@ -183,7 +181,9 @@ class Operator:
 
 def open_pool(reach: Reach, timeout_s: float = ANSWER_S) -> Pool:
     """A pool at the daemon, for commands that move blocks. Raises as kvpool.connect()."""
-    with Operator.connect(reach, timeout_s) as found:  # says at once, and better, that none is there
+    with Operator.connect(
+        reach, timeout_s
+    ) as found:  # says at once, and better, that none is there
         where = found.where
     more: dict[str, Any] = {} if reach.tenant is None else {"tenant": reach.tenant}
     return connect(where, token=reach.token, timeout=timeout_s, name="kvpool command", **more)
@@ -211,7 +211,8 @@ def _of_tenant(caller: Caller, tenant: str) -> Caller:
 
     if "tenant" not in {field.name for field in dataclasses.fields(caller)}:
         raise BadArgument("--tenant: this version connects to no tenant but the default one")
-    return dataclasses.replace(caller, **{"tenant": tenant})
+    more: dict[str, Any] = {"tenant": tenant}
+    return dataclasses.replace(caller, **more)
 
 
 def _nobody(reach: Reach, reasons: list[str]) -> str:

@@ -111,7 +111,9 @@ def clock(facts: Facts) -> Finding:
 def memfd(facts: Facts) -> Finding:
     """What arenas, index and shared memory are made of."""
     if facts.memfd_error:
-        remedy = "allow memfd_create and large sparse files: seccomp profile, RLIMIT_FSIZE, ulimit -v"
+        remedy = (
+            "allow memfd_create and large sparse files: seccomp profile, RLIMIT_FSIZE, ulimit -v"
+        )
         return Finding("memfd", "fail", facts.memfd_error, remedy)
     return _ok("memfd", "1 TiB, sparse, can be made and mapped")
 
@@ -138,7 +140,9 @@ def memory(facts: Facts) -> Finding:
     if asked is None:
         return _ok("memory", found)
     if asked >= least:
-        remedy = f"ask for less than {format_size(least)}, or give more (memory.max of the container)"
+        remedy = (
+            f"ask for less than {format_size(least)}, or give more (memory.max of the container)"
+        )
         return Finding("memory", "fail", f"{found}; asked for {format_size(asked)}", remedy)
     if asked > least * 9 // 10 or asked > (facts.available_bytes or least):
         remedy = "leave a tenth for index, books and the engine; shared memory counts in full"
@@ -192,7 +196,9 @@ def descriptors(facts: Facts) -> Finding:
     soft, hard = facts.descriptors
     found = f"{soft:,}, up to {hard:,}"
     if hard < DESCRIPTORS_MIN:
-        remedy = f"LimitNOFILE=65536: a client takes about 10, so {hard:,} are {hard // 10:,} clients"
+        remedy = (
+            f"LimitNOFILE=65536: a client takes about 10, so {hard:,} are {hard // 10:,} clients"
+        )
         return Finding("descriptors", "warn", found, remedy)
     return _ok("descriptors", found)
 

@@ -107,7 +107,7 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """What happened between two reports. Per second, but for the ratio; 0 where nothing is known."""
+    """What happened between two reports. Per second, but for the ratio; 0 for not known."""
 
     lookups: float = 0.0
     loaded_bytes: float = 0.0

@@ -68,7 +68,7 @@ class Head:
 
 def manifest_of(name: str, block_bytes: int = BLOCK_BYTES) -> Manifest:
     """Of a namespace of files. Raises BadArgument."""
-    if not BLOCK_BYTES_MIN <= block_bytes:
+    if block_bytes < BLOCK_BYTES_MIN:
         raise BadArgument(f"block_bytes is {block_bytes}; it must be {BLOCK_BYTES_MIN} or more")
     return Manifest(
         model="kvpool files",
@@ -81,7 +81,7 @@ def manifest_of(name: str, block_bytes: int = BLOCK_BYTES) -> Manifest:
 
 
 def put(space: Namespace, key: str, source: BinaryIO) -> Stored:
-    """Stores all that the source gives. Raises KvpoolError: the pool did not take it, or lost it."""
+    """Stores all that the source gives. Raises KvpoolError: the pool did not keep it."""
     _check_key(key)
     names, length, present = _put_content(space, key, source)
     kept = space.lookup(names).blocks if names else 0
@@ -165,7 +165,7 @@ def _content(space: Namespace, key: str, head: Head) -> Iterator[bytes]:
         got = space.get_into(names, out[: len(names) * size])
         for at in range(got):
             begin = (start + at) * size
-            block = out[at * size : at * size + min(size, head.length - begin)]
+            block = out[at * size : at * size + min(size, head.length - begin)].data
             last = _next_name(last, block)
             if last != names[at]:
                 raise FileMiss(f"block {start + at + 1} of {key!r} is not what its head names")
@@ -233,7 +233,7 @@ def _check_key(key: str) -> None:
         raise BadArgument(f"a key has 1 to {KEY_BYTES_MAX} bytes of text")
 
 
-def _digest(*parts: bytes | np.ndarray) -> bytes:
+def _digest(*parts: bytes | memoryview) -> bytes:
     total = hashlib.sha256()
     for part in parts:
         total.update(part)
@@ -248,7 +248,7 @@ def _head_name(space: Namespace, key: str) -> bytes:
     return _digest(b"kvpool file head\0", space.id, key.encode(errors="surrogateescape"))
 
 
-def _next_name(last: bytes, content: bytes | np.ndarray) -> bytes:
+def _next_name(last: bytes, content: bytes | memoryview) -> bytes:
     return _digest(last, content)
 
 

@@ -211,7 +211,9 @@ def _try_memfd() -> str:
         return f"memfd_create: {error}"
     try:
         os.ftruncate(fd, MEMFD_BYTES)
-        with mmap.mmap(fd, MEMFD_BYTES, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE) as mapped:
+        with mmap.mmap(
+            fd, MEMFD_BYTES, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE
+        ) as mapped:
             mapped[MEMFD_BYTES - 1] = 1
     except (OSError, ValueError, OverflowError) as error:
         return f"{MEMFD_BYTES >> 40} TiB, sparse: {error}"

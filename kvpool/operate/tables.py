@@ -53,7 +53,8 @@ def tiers(report: Report) -> Table:
         filled = f"{bar(dram.used_bytes, dram.limit_bytes, _BAR_WIDTH)} " + percent(
             dram.used_bytes, dram.limit_bytes
         )
-        also = f"{dram.pinned_blocks:,} pinned, {dram.held_slots:,} held, books {size(dram.book_bytes)}"
+        also = f"{dram.pinned_blocks:,} pinned, {dram.held_slots:,} held, "
+        also += f"books {size(dram.book_bytes)}"
         made.add_row(
             *(tenant.name, "DRAM", size(dram.used_bytes), size(dram.limit_bytes), filled),
             *(count(dram.blocks), count(dram.evictions), also),

@@ -139,9 +139,7 @@ class Top:
             return report.tenants
         return [each for each in report.tenants if each.name == self.tenant]
 
-    def _flow_lines(
-        self, sample: Sample, tenants: Sequence[Tenant], width: int
-    ) -> Iterator[Text]:
+    def _flow_lines(self, sample: Sample, tenants: Sequence[Tenant], width: int) -> Iterator[Text]:
         now = _flow_of(sample, self.tenant)
         whole = total(each.traffic for each in tenants)
         ratio = whole.hit_ratio()
@@ -201,9 +199,7 @@ def _shared(wanted: Sequence[int], room: int) -> list[int]:
     return rows
 
 
-def _clipped(
-    parts: Iterator[RenderableType], width: int, height: int
-) -> Iterator[RenderableType]:
+def _clipped(parts: Iterator[RenderableType], width: int, height: int) -> Iterator[RenderableType]:
     """Lines end where the screen does, and tables with them."""
     from rich.console import Console
     from rich.segment import Segment, Segments

@@ -103,7 +103,7 @@ def test_another_namespace_without_the_missing_block_is_only_a_hint() -> None:
 
 
 def test_many_fields_are_counted() -> None:
-    fields = {name: (1, 2) for name in ("a", "b", "c", "d", "e")}
+    fields = dict.fromkeys(("a", "b", "c", "d", "e"), (1, 2))
     found = judged(NOWHERE, elsewhere=[Elsewhere("x", fields, present=1)])
     assert "and 2 more fields differ" in found.sentence
 

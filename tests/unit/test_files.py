@@ -131,7 +131,7 @@ def test_a_file_larger_than_the_pool_is_refused_and_the_old_one_stays() -> None:
     with opened("4MiB") as pool:
         space = pool.namespace(files.manifest_of("files", 64 << 10))
         put(space, "k", b"old")
-        with pytest.raises(KvpoolError, match="the pool (kept|took)"):
+        with pytest.raises(KvpoolError, match=r"the pool (kept|took)"):
             put(space, "k", content(6 << 20))
         with pytest.raises(files.FileMiss):  # evicted by what did not fit, and not mixed with it
             got(space, "k")

@@ -64,20 +64,24 @@ def test_an_answer_of_another_form_is_told_with_the_version(
     tmp_path: Path, op: str, answer: dict[str, Any]
 ) -> None:
     arguments = (3,) if op == "hottest" else ()
-    with controlled(tmp_path, **{op: lambda _: answer}) as server, connected(server) as operator:
-        with pytest.raises(KvpoolError, match=r"9\.9\.9"):
-            getattr(operator, op)(*arguments)
+    with (
+        controlled(tmp_path, **{op: lambda _: answer}) as server,
+        connected(server) as operator,
+        pytest.raises(KvpoolError, match=r"9\.9\.9"),
+    ):
+        getattr(operator, op)(*arguments)
 
 
 def test_an_older_daemon_is_told_apart(tmp_path: Path) -> None:
-    with controlled(tmp_path) as server, connected(server) as operator:
-        with pytest.raises(KvpoolError, match="knows no 'reload': restart it with a newer kvpool"):
-            operator.ask("reload")
+    with (
+        controlled(tmp_path) as server,
+        connected(server) as operator,
+        pytest.raises(KvpoolError, match="knows no 'reload': restart it with a newer kvpool"),
+    ):
+        operator.ask("reload")
 
 
-def test_nobody_there_says_where_it_looked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_there_says_where_it_looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.delenv("KVPOOL_ADDRESS", raising=False)
     with pytest.raises(Unreachable) as raised:
@@ -143,9 +147,11 @@ def test_a_feed_gives_samples_and_what_was_before(tmp_path: Path) -> None:
         told = msgspec.structs.replace(reports.example(), now_s=next(moments))
         return {"report": report.as_json(told)}
 
-    with controlled(tmp_path, report=at) as server:
-        with Feed(Reach(server.address), with_hottest=True) as samples:
-            first, second = samples.next(), samples.next()
+    with (
+        controlled(tmp_path, report=at) as server,
+        Feed(Reach(server.address), with_hottest=True) as samples,
+    ):
+        first, second = samples.next(), samples.next()
     assert isinstance(first, Sample)
     assert isinstance(second, Sample)
     assert (first.seconds, second.seconds) == (0.0, 2.0)

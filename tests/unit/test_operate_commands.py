@@ -22,9 +22,7 @@ from tests.operated import command, controlled, json_of
 from tests.pools import ROOT, opaque
 from tests.served import served
 
-CHAT = Manifest(
-    model="llama-3-8b", name="chat", layers=2, kv_heads=1, head_dim=8, block_tokens=4
-)
+CHAT = Manifest(model="llama-3-8b", name="chat", layers=2, kv_heads=1, head_dim=8, block_tokens=4)
 CHAT_FP8 = Manifest(
     model="llama-3-8b",
     name="chat-fp8",

@@ -279,7 +279,7 @@ def test_what_cannot_be_meant_is_refused(more: dict[str, Any], complaint: str) -
 
 @pytest.mark.parametrize("tensor_parallel", [0, 3, 12])
 def test_ranks_that_heads_do_not_fit(tensor_parallel: int) -> None:
-    with pytest.raises(BadArgument, match="rank|tensor_parallel"):
+    with pytest.raises(BadArgument, match=r"rank|tensor_parallel"):
         sizing(LLAMA_3_8B, tensor_parallel=tensor_parallel)
 
 
