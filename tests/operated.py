@@ -137,8 +137,9 @@ def hottest(count: int) -> list[dict[str, Any]]:
 
 def command(*words: object, status: int | None = 0, **options: Any) -> Result:
     """One command in this process, which must end with that status (None: any)."""
-    runner = CliRunner()
-    done = runner.invoke(cli.app, [str(word) for word in words], env=ENVIRONMENT, **options)
+    environment = {**ENVIRONMENT, **options.pop("env", {})}
+    arguments = [str(word) for word in words]
+    done = CliRunner().invoke(cli.app, arguments, env=environment, **options)
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     assert status in (None, done.exit_code), done.stdout + done.stderr

@@ -10,6 +10,7 @@ from kvpool.operate import (
     doctor_cli,
     explain_cli,
     files_cli,
+    size_cli,
     stat_cli,
     top_cli,
 )
@@ -30,4 +31,5 @@ def add_to(app: typer.Typer) -> None:
     for each in ("put", "get", "rm"):
         app.command(rich_help_panel=_FILES)(getattr(files_cli, each))
     app.command(rich_help_panel=_PLAN)(doctor_cli.doctor)
+    app.command(rich_help_panel=_PLAN)(size_cli.size)
     app.add_typer(config_cli.app, name="config", rich_help_panel=_PLAN)
