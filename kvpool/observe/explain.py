@@ -326,7 +326,9 @@ def _how_many(found: Elsewhere) -> str:
 
 def _differs(found: Elsewhere) -> str:
     """In which fields, with both values of the first few."""
-    pairs = list(found.differing.items())
+    followers = ("name", "block_bytes")  # they differ because others do
+    differing = found.differing.items()
+    pairs = [pair for pair in differing if pair[0] not in followers] or list(differing)
     told = ", ".join(
         f"{name} is {ours!r} here and {theirs!r} there"
         for name, (ours, theirs) in pairs[:_FIELDS_TOLD]

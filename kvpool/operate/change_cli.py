@@ -234,6 +234,6 @@ def pins(
 def _confirm(question: str) -> None:
     """Exit status 2 where nobody can be asked, 1 where the answer is no."""
     if not sys.stdin.isatty():
-        options.fail(f"{question} Nobody can be asked here: say --yes", status=2)
+        options.fail(f"{question} Nobody is here to be asked: say --yes", status=2)
     if not typer.confirm(f"{question} They have to be computed anew", err=True):
         raise typer.Exit(1)

@@ -56,7 +56,8 @@ def put(
     from kvpool.operate import show
 
     known = f", {done.present:,} of them known" if done.present else ""
-    print(f"{key}: {show.size(done.bytes)} in {done.blocks:,} blocks{known}")
+    blocks = "1 block" if done.blocks == 1 else f"{done.blocks:,} blocks"
+    print(f"{key}: {show.size(done.bytes)} in {blocks}{known}")
 
 
 def get(

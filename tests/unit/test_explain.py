@@ -108,6 +108,14 @@ def test_many_fields_are_counted() -> None:
     assert "and 2 more fields differ" in found.sentence
 
 
+def test_fields_that_follow_from_others_are_left_out() -> None:
+    fields = {"name": ("a", "b"), "dtype": ("x", "y"), "block_bytes": (2, 1)}
+    found = judged(NOWHERE, elsewhere=[Elsewhere("b", fields, present=1)])
+    assert "; dtype is 'x' here and 'y' there." in found.sentence
+    only = judged(NOWHERE, elsewhere=[Elsewhere("b", {"name": ("a", "b")}, present=1)])
+    assert "; name is 'a' here and 'b' there." in only.sentence
+
+
 def test_another_tenant_has_it() -> None:
     found = judged(NOWHERE, elsewhere=[Elsewhere("chat", {}, tenant="acme")])
     assert found.cause == Cause.OTHER_TENANT
