@@ -49,7 +49,7 @@ class Gone(msgspec.Struct, frozen=True, kw_only=True):
     ago_s: float = 0.0
     heat: float = 0.0
     ssd: bool = False  # it was on SSD when it left
-    status: int = 0  # refused: the Reason
+    status: int | None = None  # refused: the Reason
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
@@ -271,11 +271,9 @@ _OF_REFUSAL = {
 
 
 def _refused(gone: Gone, which: str) -> tuple[Cause, str, str]:
-    try:
-        reason = Reason(gone.status)
-        name, advice = reason.name.lower(), _OF_REFUSAL.get(reason, "")
-    except ValueError:
-        name, advice = f"status {gone.status}", ""
+    reason = next((each for each in Reason if each == gone.status), None)
+    name = f"status {gone.status}" if reason is None else reason.name.lower()
+    advice = "" if reason is None else _OF_REFUSAL.get(reason, "")
     return (
         Cause.REFUSED,
         f"{which} was to be stored {_ago(gone.ago_s)}, and the pool refused it ({name}).",

@@ -164,7 +164,7 @@ def test_times_as_people_say_them(ago_s: float, words: str) -> None:
 
 
 def test_entries_of_a_node_are_read() -> None:
-    left = {"why": "evicted", "ago_s": 3.0, "heat": 0.5, "ssd": True}
+    left = {"why": "evicted", "ago_s": 3.0, "heat": 0.5, "ssd": True, "status": None}
     entry = {"tiers": 0, "heat": 0.0, "temperature": 0.0, "idle_s": None, "pins": 0}
     (block,) = known([{**entry, "gone": left, "ghost_heat": 0.4}])
     assert block.gone == Gone(why="evicted", ago_s=3.0, heat=0.5, ssd=True)
