@@ -51,7 +51,8 @@ def check(
     else:
         for line, where, message, suggestion in found:
             place = f"{file}:{line}" if line is not None else file
-            print(f"{place}: {where + ': ' if where else ''}{message}")
+            is_placed = not where or message.startswith(("[", where))
+            print(f"{place}: {message if is_placed else f'{where}: {message}'}")
             if suggestion:
                 print(f"    {suggestion}")
         print(f"{file}: nothing is wrong" if not found else f"{file}: {_counted(found)}")

@@ -29,11 +29,12 @@ RANKS = {
         "replay",
         "bench",
         "observe",
+        "operate",
         "serve_control",
         "serve_clients",
         "serve_listen",
     ],
-    5: ["connectors", "daemon", "operate"],
+    5: ["connectors", "daemon"],
     6: ["serve_cli", "ssd_cli", "cli", "__main__"],
 }
 RANK = {module: rank for rank, modules in RANKS.items() for module in modules}
