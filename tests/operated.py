@@ -21,7 +21,11 @@ from kvpool.observe import report
 from tests import reports
 
 Operation = Callable[[dict[str, Any]], Mapping[str, Any]]
-ENVIRONMENT = {"COLUMNS": "160", "NO_COLOR": "1", "KVPOOL_ADDRESS": "", "KVPOOL_TOKEN": ""}
+ENVIRONMENT = {
+    "COLUMNS": "160",
+    "NO_COLOR": "1",
+    **dict.fromkeys(("KVPOOL_ADDRESS", "KVPOOL_TOKEN", "KVPOOL_TENANT"), ""),
+}
 
 
 class ControlServer:

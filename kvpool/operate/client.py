@@ -28,6 +28,7 @@ from kvpool.remote_link import Caller, Link, dial
 from kvpool.wire import Map
 
 TOKEN_VARIABLE = "KVPOOL_TOKEN"
+TENANT_VARIABLE = "KVPOOL_TENANT"
 TOKEN_BYTES_MAX = 4096
 ANSWER_S = 10.0  # that a daemon may take to answer what needs no waiting
 KEYS_AT_ONCE = 1024  # of one explain: its answer has a map for each
@@ -73,9 +74,10 @@ class Pin(msgspec.Struct, frozen=True, kw_only=True):
 class Operator:
     """One connection to one daemon. A context manager."""
 
-    def __init__(self, link: Link, where: str) -> None:
+    def __init__(self, link: Link, where: str, tenant: str | None) -> None:
         """For Operator.connect()."""
         self._link = link
+        self._tenant = tenant
         self.where = where
         self.version = link.version
 
@@ -95,7 +97,7 @@ class Operator:
                 reasons.append(str(error))
                 continue
             link.forgo_shm()
-            return cls(link, str(address))
+            return cls(link, str(address), reach.tenant)
         raise Unreachable(_nobody(reach, reasons))
 
     def ask(self, op: str, wait_s: float = ANSWER_S, **fields: Any) -> Map:
@@ -111,9 +113,13 @@ class Operator:
             ) from None
 
     def report(self) -> report.Report:
-        """What it knows of itself: all of it for an admin, else one tenant's part."""
+        """What it knows of itself: all of it for an admin who names no tenant, else one's part."""
         with self._checked("report"):
-            return report.from_json(self.ask("report")["report"])
+            found = report.from_json(self.ask("report")["report"])
+        if self._tenant is None:
+            return found
+        named = [each for each in found.tenants if each.name == self._tenant]
+        return msgspec.structs.replace(found, tenants=named)
 
     def raw(self, op: str, **fields: Any) -> Any:
         """The JSON that `history` and `reuse` answer with, decoded."""

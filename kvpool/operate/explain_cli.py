@@ -41,20 +41,17 @@ def explain(
     from kvpool.observe.explain import known, verdict
     from kvpool.operate import prefixes
 
+    with options.told_plainly():
+        prefix = prefixes.given(tokens, key)
     with options.reached(address, token_file, tenant) as operator:
         manifests = operator.manifests()
         manifest = prefixes.manifest_of(namespace, manifests)
-        given = None if tokens is None else prefixes.tokens_of(tokens)
-        keys = (
-            prefixes.keys_of(manifest, None, key)
-            if given is None or key
-            else prefixes.token_keys(manifest, given)
-        )
+        keys = prefix.keys(manifest)
         told, beside = operator.explain(prefixes.label(manifest), keys)
         blocks = known(told)
         others = list(_told(beside))
-        if given is not None and not all(block.tiers for block in blocks):
-            others += _looked_for(operator, manifest, manifests, given)
+        if prefix.tokens is not None and not all(block.tiers for block in blocks):
+            others += _looked_for(operator, manifest, manifests, prefix.tokens)
         failed = _failed_of(operator, manifest)
     found = verdict(blocks, elsewhere=others, failed=failed)
     if as_json:

@@ -32,7 +32,10 @@ TokenFile = Annotated[
     typer.Option("--token-file", metavar="FILE", help="Holds the token (default: $KVPOOL_TOKEN)."),
 ]
 TenantName = Annotated[
-    str | None, typer.Option("--tenant", metavar="NAME", help="Whose token it is.")
+    str | None,
+    typer.Option(
+        "--tenant", metavar="NAME", help="Who asks; an admin may name any ($KVPOOL_TENANT)."
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs: JSON on stdout.")]
 Tokens = Annotated[
@@ -52,8 +55,9 @@ Keys = Annotated[
 
 def reach_of(address: str | None, token_file: str | None, tenant: str | None) -> Reach:
     """Raises BadArgument for a token file that cannot be read."""
-    from kvpool.operate.client import Reach, read_token
+    from kvpool.operate.client import TENANT_VARIABLE, Reach, read_token
 
+    tenant = tenant or os.environ.get(TENANT_VARIABLE) or None
     return Reach(address, read_token(token_file, os.environ), tenant)
 
 

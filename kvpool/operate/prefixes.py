@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from kvpool.errors import BadArgument
 from kvpool.keys import KEY_BYTES, prefix_keys
 from kvpool.manifest import Manifest
 
 TOKEN_FILE_BYTES_MAX = 64 << 20
-_ID_DIGITS = 32
 _ID_DIGITS_MIN = 6  # of an id that is not written out
 
 
@@ -56,11 +56,28 @@ def _parsed(content: bytes, name: str) -> list[int]:
 
 def keys_of(manifest: Manifest, tokens: str | None, hexes: Sequence[str] | None) -> bytes:
     """Packed keys of the prefix that --tokens or --key name. Raises BadArgument."""
+    return given(tokens, hexes).keys(manifest)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A prefix as it was named: tokens, or keys of one namespace."""
+
+    tokens: list[int] | None
+    packed: bytes
+
+    def keys(self, manifest: Manifest) -> bytes:
+        """Packed, one per block."""
+        return self.packed if self.tokens is None else token_keys(manifest, self.tokens)
+
+
+def given(tokens: str | None, hexes: Sequence[str] | None) -> Given:
+    """What --tokens or --key name. Raises BadArgument unless it is one of them."""
     if (tokens is None) == (not hexes):
         raise BadArgument("say which prefix: --tokens FILE, or --key HEX once or more")
     if tokens is None:
-        return b"".join(_key_of(text) for text in hexes or ())
-    return token_keys(manifest, tokens_of(tokens))
+        return Given(None, b"".join(_key_of(text) for text in hexes or ()))
+    return Given(tokens_of(tokens), b"")
 
 
 def token_keys(manifest: Manifest, tokens: Sequence[int]) -> bytes:
@@ -93,11 +110,6 @@ def manifest_of(name: str, manifests: Sequence[Manifest]) -> Manifest:
         raise BadArgument(f"--namespace {name!r} could be any of {ids}: give more digits")
     known = ", ".join(label(each) for each in manifests) or "none was opened since it began"
     raise BadArgument(f"the daemon has no namespace {name!r}; it has: {known}")
-
-
-def is_id(name: str) -> bool:
-    """Whether it can only be a whole id."""
-    return len(name) == _ID_DIGITS and all(digit in "0123456789abcdef" for digit in name.lower())
 
 
 def label(manifest: Manifest) -> str:

@@ -28,6 +28,18 @@ def test_a_report_is_read(tmp_path: Path) -> None:
         assert operator.where == server.address
 
 
+def test_a_tenant_that_is_named_is_the_only_one_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_of_tenant", lambda caller, _: caller)
+    both = {"report": report.as_json(reports.example(tenants=("acme", "umbrella")))}
+    with (
+        controlled(tmp_path, report=lambda _: both) as server,
+        Operator.connect(Reach(server.address, tenant="umbrella"), 5.0) as operator,
+    ):
+        assert [each.name for each in operator.report().tenants] == ["umbrella"]
+
+
 def test_hottest_prefixes_are_read(tmp_path: Path) -> None:
     with controlled(tmp_path) as server, connected(server) as operator:
         (first, second) = operator.hottest(2)

@@ -268,6 +268,7 @@ def test_a_long_prefix_is_shown_around_what_is_missing(tmp_path: Path) -> None:
     ("words", "complaint"),
     [
         (("--namespace", "chat"), "--tokens FILE, or --key HEX"),
+        (("--namespace", "chat", "--key", "0a" * 16, "--tokens", "x"), "--tokens FILE, or --key"),
         (("--namespace", "chat", "--key", "xyz"), "32 hexadecimal digits"),
         (("--namespace", "cat", "--key", "0a" * 16), "it has: chat, chat-fp8"),
         (("--namespace", "chat", "--tokens", "absent"), "absent: cannot be read"),
