@@ -163,14 +163,15 @@ def test_names_are_these(space: kvpool.Namespace) -> None:
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with served(tmp_path_factory.mktemp("daemon"), tcp=False) as running:
+    with served(tmp_path_factory.mktemp("daemon")) as running:
         yield running
 
 
-def test_a_file_by_the_commands(daemon: Served, tmp_path: Path) -> None:
+@pytest.mark.parametrize("channel", ["shm", "tcp"])
+def test_a_file_by_the_commands(daemon: Served, tmp_path: Path, channel: str) -> None:
     data = content((3 << 20) + 5)
     (tmp_path / "in").write_bytes(data)
-    there = ("--address", daemon.unix_address)
+    there = ("--address", daemon.address(channel))
     told = json_of("put", "model.bin", tmp_path / "in", *there)
     assert told == {
         "key": "model.bin",
