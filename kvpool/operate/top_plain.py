@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import select
 import sys
 import time
@@ -21,6 +22,7 @@ from kvpool.operate.feed import Feed, Lost
 from kvpool.operate.top_view import Top
 
 ONCE_SIZE = (100, 30)  # of a picture, and of a frame that goes to no terminal
+_FONTS = re.compile(r"@font-face\s*\{[^}]*\}\s*")
 _RATE_S = 0.4  # between the two samples of one frame with rates
 
 
@@ -38,11 +40,11 @@ def once(feed: Feed, *, is_settled: bool = True) -> tuple[Top, Lost | None]:
 
 
 def svg(top: Top) -> str:
-    """One frame as a picture for pages."""
+    """One frame as a picture for pages. It asks nobody for fonts: any of one width will do."""
     width, height = ONCE_SIZE
     console = Console(width=width, height=height, record=True, file=io.StringIO())
     console.print(top.render(width, height))
-    return console.export_svg(title="kvpool top")
+    return _FONTS.sub("", console.export_svg(title="kvpool top"))
 
 
 def run(feed: Feed, interval_s: float, console: Console, keys: Keys) -> None:
