@@ -22,6 +22,7 @@ from kvpool.operate.top_view import KEYS, Top
 class TopApp(App[None]):
     """One screen on one feed."""
 
+    TITLE = "kvpool top"
     CSS = "#frame { height: 1fr; width: 1fr; }"
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [

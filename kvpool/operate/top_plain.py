@@ -21,7 +21,7 @@ from rich.live import Live
 from kvpool.operate.feed import Feed, Lost
 from kvpool.operate.top_view import Top
 
-ONCE_SIZE = (100, 30)  # of a picture, and of a frame that goes to no terminal
+ONCE_SIZE = (100, 34)  # of a picture, and of a frame that goes to no terminal
 _FONTS = re.compile(r"@font-face\s*\{[^}]*\}\s*")
 _RATE_S = 0.4  # between the two samples of one frame with rates
 

@@ -252,7 +252,7 @@ def _ssd_line(ssds: Sequence[Ssd], width: int) -> Text:
 
 def _bar_line(name: str, used: int, limit: int, told: str, width: int) -> Text:
     line = Text(f"{name:<6}")
-    line.append(bar(used, limit, min(_BAR_WIDTH, width // 4)), style="cyan")
+    line.append(bar(used, limit, min(_BAR_WIDTH, width // 5)), style="cyan")
     line.append(told)
     return line
 
@@ -261,7 +261,7 @@ def _hot_table(title: str, shown: Sequence[Hot], whole: int) -> Table:
     made = table(
         f"{title} ({len(shown)} of {whole})",
         *("key", "namespace", "depth", "heat", "idle", "where", "kids"),
-        left=("namespace",),
+        left=("namespace", "where"),
     )
     for each in shown:
         where = {0: "-", 1: "DRAM", 2: "SSD", 3: "both"}[each.tiers & 3]
@@ -282,7 +282,7 @@ def _client_table(title: str, shown: Sequence[tuple[str, Client]], whole: int) -
     made = table(
         f"{title} ({len(shown)} of {whole})",
         *("name", "tenant", "pid", "by", "for", "loaded", "in", "leases"),
-        left=("tenant",),
+        left=("tenant", "by"),
     )
     for tenant, each in shown:
         by = "memory" if each.has_shm else "socket"
