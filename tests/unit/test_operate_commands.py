@@ -108,8 +108,8 @@ def test_watch_goes_on_without_the_daemon(tmp_path: Path) -> None:
             assert watching.stderr is not None
             assert json.loads(watching.stdout.readline())["pid"] == 4242
             server.stop()
-            while b"no daemon answers" not in watching.stderr.readline():
-                pass
+            while b"no daemon answers" not in (line := watching.stderr.readline()):
+                assert line, "it has ended"
             server.start()
             assert json.loads(watching.stdout.readline())["pid"] == 4242
         finally:

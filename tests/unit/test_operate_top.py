@@ -4,8 +4,10 @@ import asyncio
 import io
 import os
 import pty
+import select
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -23,6 +25,7 @@ from kvpool.operate.top_view import HEIGHT_MIN, HISTORY_MAX, SORTS, WIDTH_MIN, T
 from tests import reports
 from tests.operated import ENVIRONMENT, command, controlled, hottest
 from tests.pools import ROOT
+from tests.served import WAIT_S
 
 TENANTS = ("acme", "umbrella")
 _RICH = "https://www.textualize.io"  # a comment names who drew it
@@ -253,11 +256,11 @@ def test_a_terminal_s_keys_are_heard_without_textual(tmp_path: Path, term: str) 
 
 
 def _read_until(fd: int, words: bytes) -> None:
-    seen = b""
+    seen, end = b"", time.monotonic() + WAIT_S
     while words not in seen:
-        part = os.read(fd, 65_536)
-        assert part
-        seen += part
+        ready, _, _ = select.select([fd], [], [], max(0.0, end - time.monotonic()))
+        assert ready, f"{words!r} did not come; {seen[-2000:]!r}"
+        seen += os.read(fd, 65_536)
 
 
 def _drain(fd: int) -> None:
