@@ -152,6 +152,16 @@ class Operator:
             raise KvpoolError(f"{self.where}: explain answered about {len(explained)} blocks")
         return explained, elsewhere
 
+    def leading(self, namespace: str, keys: bytes) -> int:
+        """How many blocks are present from the start on. Asks no further than it must."""
+        step = KEYS_AT_ONCE * 16
+        for start in range(0, len(keys), step):
+            told, _ = self.explain(namespace, keys[start : start + step])
+            for at, entry in enumerate(told):
+                if not entry.get("tiers"):
+                    return start // 16 + at
+        return len(keys) // 16
+
     def pin(self, namespace: str, keys: bytes, name: str) -> Map:
         """Keeps these blocks until unpin(). Raises BadArgument, NoResource."""
         if len(keys) > _PIN_KEYS_MAX * 16:

@@ -83,13 +83,7 @@ def _looked_for(
     others = [each for each in manifests if each.namespace_id != manifest.namespace_id]
     others.sort(key=lambda each: len(manifest.differing(each)))
     for other in others[:OTHERS_MAX]:
-        keys = prefixes.token_keys(other, tokens)
-        present = 0
-        if keys:
-            for entry in operator.explain(prefixes.label(other), keys)[0]:
-                if not entry.get("tiers"):
-                    break
-                present += 1
+        present = operator.leading(prefixes.label(other), prefixes.token_keys(other, tokens))
         yield Elsewhere(prefixes.label(other), manifest.differing(other), present=present)
 
 

@@ -60,6 +60,20 @@ def test_many_keys_are_explained_in_parts(tmp_path: Path) -> None:
     assert [len(asked["keys"]) // 16 for asked in server.asked("explain")] == [1024, 1024, 452]
 
 
+@pytest.mark.parametrize(("present", "requests"), [(0, 1), (1024, 2), (1500, 2), (2500, 3)])
+def test_a_prefix_is_followed_as_far_as_it_goes(
+    tmp_path: Path, present: int, requests: int
+) -> None:
+    def explain(asked: dict[str, Any]) -> dict[str, Any]:
+        numbers = memoryview(asked["keys"]).cast("Q")[::2]
+        return {"explained": [{"tiers": int(number < present)} for number in numbers]}
+
+    keys = b"".join(number.to_bytes(16, "little") for number in range(2500))
+    with controlled(tmp_path, explain=explain) as server, connected(server) as operator:
+        assert operator.leading("chat", keys) == present
+    assert len(server.asked("explain")) == requests
+
+
 @pytest.mark.parametrize(
     ("op", "answer"),
     [
