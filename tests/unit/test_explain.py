@@ -7,10 +7,12 @@ import pytest
 from kvpool.errors import KvpoolError
 from kvpool.observe.explain import Cause, Elsewhere, Gone, Known, Verdict, known, verdict
 from kvpool.types import Reason
+from tests.pools import keys, opaque, opened
 
 HERE = Known(tiers=1, heat=3.0, temperature=3.0, idle_s=1.0)
 ON_SSD = Known(tiers=2, heat=0.5)
 NOWHERE = Known()
+BLOCK = 64 << 10
 
 
 def gone(why: str, **more: Any) -> Known:
@@ -174,3 +176,45 @@ def test_entries_of_a_node_are_read() -> None:
 def test_entries_of_another_form_are_refused() -> None:
     with pytest.raises(KvpoolError, match="form not known"):
         known([{"tiers": "many"}])
+
+
+# --- of a real pool ------------------------------------------------------------------------------
+
+
+def test_what_a_pool_says_of_its_own_blocks_is_understood() -> None:
+    with opened("8MiB") as pool:
+        space = pool.namespace(opaque(block_bytes=BLOCK))
+        mine, others = keys(range(10)), keys(range(100, 2100))
+
+        def cause() -> Cause:
+            packed = b"".join(mine)
+            return verdict(known(pool._node.explain(space.number, packed))).cause
+
+        seen = [cause()]
+        space.put(mine, bytes(BLOCK * 10))
+        seen.append(cause())
+        space.remove(mine[3:4])
+        seen.append(cause())
+        for start in range(0, len(others), 100):
+            space.put(others[start : start + 100], bytes(BLOCK * 100))
+        seen.append(cause())
+        space.drop()
+        space.put(mine, bytes(BLOCK * 10))
+        space.drop()
+        seen.append(cause())
+    assert seen == [
+        Cause.NEVER_STORED,
+        Cause.PRESENT,
+        Cause.REMOVED,
+        Cause.EVICTED,
+        Cause.DROPPED,
+    ]
+
+
+def test_a_put_that_a_pool_refused_is_understood() -> None:
+    with opened("8MiB") as pool:
+        space = pool.namespace(opaque(block_bytes=16 << 20))
+        (key,) = keys([1])
+        assert space.put([key], bytes(16 << 20)).reason == Reason.TOO_LARGE
+        found = verdict(known(pool._node.explain(space.number, key)))
+    assert (found.cause, "(too_large)" in found.sentence) == (Cause.REFUSED, True)

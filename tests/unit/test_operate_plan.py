@@ -1,4 +1,4 @@
-"""size --model and config: what they tell, and how they refuse."""
+"""size and config: what they tell, and how they refuse."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.operated import command, json_of
+from kvpool.observe import report
+from tests import reports
+from tests.operated import command, controlled, json_of
 from tests.unit.test_sizing import DEEPSEEK_V3, GPT_OSS_120B, LLAMA_3_8B
 
 
@@ -124,3 +126,111 @@ def test_config_check_names_what_is_wrong(tmp_path: Path, content: str, words: l
 def test_config_check_of_no_file(tmp_path: Path) -> None:
     done = command("config", "check", tmp_path / "absent.toml", status=1)
     assert "cannot be read" in done.stdout
+
+
+# --- size of a daemon and of a trace -------------------------------------------------------------
+
+MIB = 1 << 20
+
+
+def counted(scale: float = 1.0) -> dict[str, Any]:
+    """As Node.reuse() tells it: half of 10,000 uses within 1 GiB, another 3,000 within 4 GiB."""
+    return {
+        "references": 10_000.0 * scale,
+        "sampled": 5000.0,
+        "samples": 1000,
+        "rate": 0.5,
+        "seen_bytes": float(64 << 30),
+        "cold": 2000.0 * scale,
+        "bounds_bytes": [float(1 << 30), float(4 << 30)],
+        "counts": [5000.0 * scale, 3000.0 * scale],
+    }
+
+
+def reusing(_: dict[str, Any]) -> dict[str, Any]:
+    spaces = {"0": counted(), "1": None}
+    return {"reuse": json.dumps({"all": counted(), "spaces": spaces}).encode()}
+
+
+def test_a_daemon_s_table_compares_with_what_it_has(tmp_path: Path) -> None:
+    with controlled(tmp_path, reuse=reusing) as server:
+        text = command("size", "--address", server.address).stdout
+        (told,) = json_of("size", "--address", server.address)
+    rows = {row["factor"]: row for row in told["rows"]}
+    assert told["of"] == "tenant default"
+    assert (told["dram_bytes"], told["ssd_bytes"]) == (2 << 30, 8 << 30)
+    assert rows[0.5]["hit_dram"] == pytest.approx(0.5)
+    assert rows[2]["hit_dram"] == pytest.approx(0.8)
+    assert rows[1]["hit_dram"] == pytest.approx(0.6)
+    assert "tenant default, with 8 GiB of SSD behind" in text
+    assert "doubling DRAM (2 GiB -> 4 GiB): hit 80% -> 80%" in text
+    assert "1/4" in text
+
+
+def test_another_size_to_compare_with(tmp_path: Path) -> None:
+    with controlled(tmp_path, reuse=reusing) as server:
+        (told,) = json_of("size", "--dram", "1GiB", "--address", server.address)
+    assert told["dram_bytes"] == 1 << 30
+
+
+def test_one_namespace(tmp_path: Path) -> None:
+    with controlled(tmp_path, reuse=reusing) as server:
+        there = ("--address", server.address)
+        (told,) = json_of("size", "--namespace", "chat", *there)
+        assert told["of"] == "tenant default, namespace chat"
+        for name in ("02" * 16, "cat"):  # not used lately; not there
+            done = command("size", "--namespace", name, *there, status=2)
+            assert f"no use of a namespace {name!r} lately" in done.stderr
+
+
+def test_a_table_for_each_tenant(tmp_path: Path) -> None:
+    by_tenant = {name: {"all": counted(), "spaces": {}} for name in ("acme", "umbrella")}
+    operations: dict[str, Any] = {
+        "reuse": lambda _: {"reuse": json.dumps(by_tenant).encode()},
+        "report": lambda _: {
+            "report": report.as_json(reports.example(tenants=("acme", "umbrella")))
+        },
+    }
+    with controlled(tmp_path, **operations) as server:
+        told = json_of("size", "--address", server.address)
+    assert [each["of"] for each in told] == ["tenant acme", "tenant umbrella"]
+
+
+def test_too_few_uses_are_told(tmp_path: Path) -> None:
+    few = {"reuse": json.dumps({"all": counted(0.01), "spaces": {}}).encode()}
+    with controlled(tmp_path, reuse=lambda _: few) as server:
+        text = command("size", "--address", server.address).stdout
+    assert "only 100 uses counted lately" in text
+
+
+def test_a_trace(tmp_path: Path) -> None:
+    """Two blocks, each used 500 times in turn: all of it fits two blocks, nothing one."""
+    path = tmp_path / "trace.jsonl"
+    line = {"input_length": 512, "output_length": 1}
+    path.write_text(
+        "".join(
+            json.dumps({**line, "timestamp": 1000 * at, "hash_ids": [at % 2]}) + "\n"
+            for at in range(1000)
+        )
+    )
+    words = ("size", "--trace", path, "--block-bytes", "1MiB", "--exact")
+    (told,) = json_of(*words, "--dram", "2MiB")
+    rows = {row["dram_bytes"]: row["hit"] for row in told["rows"]}
+    assert rows[2 * MIB] == pytest.approx(0.998, abs=0.01)
+    assert rows[MIB // 2] == pytest.approx(0.0, abs=0.01)
+    whole = command(*words).stdout
+    assert "2 MiB" in whole
+    assert "1/256" in whole
+    assert "were seen" not in whole
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "complaint"),
+    [
+        (("--trace", "absent.jsonl"), 1, "cannot read absent.jsonl"),
+        (("--trace", "x", "--model", "y"), 2, "one at a time"),
+        (("--trace", "absent.jsonl", "--block-bytes", "64K"), 2, "write KiB (1024s)"),
+    ],
+)
+def test_size_asked_wrongly(words: tuple[str, ...], status: int, complaint: str) -> None:
+    assert complaint in command("size", *words, status=status).stderr
