@@ -119,6 +119,7 @@ Dict as_dict(const ReuseCurve& curve) {
   row["sampled"] = curve.sampled;
   row["samples"] = curve.samples;
   row["rate"] = curve.rate;
+  row["seen_bytes"] = curve.seen_bytes;
   row["cold"] = curve.cold;
   row["bounds_bytes"] = curve.bounds_bytes;
   row["counts"] = curve.counts;
@@ -178,7 +179,7 @@ void bind_reuse(nb::module_& m) {
   nb::class_<Reuse>(
       m, "Reuse",
       "Reuse distances in bytes of a stream of uses: the LRU hit rate at every size.\n\n"
-      "samples: blocks followed at a time, a power of two; 48 bytes each. exact: follow all, with\n"
+      "samples: blocks followed at a time, a power of two; 44 bytes each. exact: follow all, with\n"
       "memory that grows with their number. half_life_s: of what is counted; 0 keeps it.\n"
       "reach_bytes: the largest size that will be asked for, 0 = any. Not thread-safe.")
       .def("__init__", &make_reuse, nb::kw_only(), "samples"_a = 1u << 14, "exact"_a = false,
@@ -189,9 +190,7 @@ void bind_reuse(nb::module_& m) {
            kAddDoc)
       .def(
           "curve", [](const Reuse& reuse, double now) { return as_dict(reuse.curve(now)); },
-          "now"_a = 0.0,
-          "What has been counted, as of `now`: references, sampled, samples, rate, cold,\n"
-          "bounds_bytes and counts, as Node.reuse() has it. O(bins).")
+          "now"_a = 0.0, "What has been counted, as of `now`; a dict as in Node.reuse(). O(bins).")
       .def_prop_ro("bytes", &Reuse::bytes, "Memory that this takes.");
 }
 
@@ -218,9 +217,12 @@ void bind_observe(nb::module_& m) {
       .def("reuse", &reuse,
            "Sampled reuse distances: `all`, `spaces` by number, and the `bytes` they take.\n\n"
            "A curve has references (uses, faded with a half-life of an hour), sampled (of these,\n"
-           "by blocks that are followed), samples (those blocks), rate (their share), cold (first\n"
-           "uses), bounds_bytes and counts: so many uses lie at distances up to that bound and\n"
-           "above the one before; with cold they add up to references. Releases the GIL; O(bins).");
+           "by blocks that are followed), samples (those blocks), rate (their share), seen_bytes "
+           "(of\n"
+           "all blocks, about: of larger sizes nothing is known), cold (first uses), bounds_bytes "
+           "and\n"
+           "counts: so many uses lie at distances up to that bound and above the one before; with\n"
+           "cold they add up to references. Releases the GIL; O(bins).");
 }
 
 }  // namespace kvpool

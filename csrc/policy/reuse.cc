@@ -244,6 +244,7 @@ ReuseCurve Reuse::curve(Seconds now) const {
   curve.sampled = sampled_ * unit;
   curve.samples = samples_used_;
   curve.rate = rate();
+  curve.seen_bytes = static_cast<double>(bytes_) / curve.rate;
   const std::array<double, kBins + 1> counts = corrected(curve.references / unit);
   curve.cold = counts[kCold] * unit;
   std::size_t used = kBins;

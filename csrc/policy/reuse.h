@@ -35,13 +35,14 @@ struct ReuseOptions {
   std::uint64_t salt = 0;               // so that nobody can choose keys that are all followed
 };
 
-// All but `samples` and `rate` is faded by age.
+// `references`, `sampled`, `cold` and `counts` are faded by age.
 struct ReuseCurve {
   double references = 0;      // uses, followed or not
   double sampled = 0;         // uses of followed blocks
   double cold = 0;            // first uses, and those beyond the reach; scaled to `references`
   std::uint64_t samples = 0;  // blocks followed now
   double rate = 0;            // share of blocks that are followed
+  double seen_bytes = 0;      // of all blocks that an LRU of any size would hold; about
   // counts[i]: uses at distances up to bounds_bytes[i] and above the bound before; scaled and
   // corrected so that they and `cold` add up to `references`. No trailing zeros.
   std::vector<double> bounds_bytes, counts;

@@ -30,8 +30,7 @@ TEST_CASE("departures: against a list of all that left") {
     latest[name] = {i, departure};
     if (left.size() > kMax) {
       const auto old = latest.find(left.front());
-      if (old != latest.end() && old->second.first == i - static_cast<int>(kMax))
-        latest.erase(old);
+      if (old != latest.end() && old->second.first == i - static_cast<int>(kMax)) latest.erase(old);
       left.pop_front();
     }
     if (i % 97 != 0) continue;
