@@ -1,8 +1,8 @@
 """From what `kvpool serve` was told to what it opens: every value checked, and whole.
 
 Promises:  1. after plan() nothing is left to be refused but what the machine refuses;
-           2. nobody beyond this host is listened for: tenants, which would keep users apart, do not
-              exist yet.
+           2. nobody beyond this host is listened for without a token;
+           3. two tenants share neither a user nor a token: who comes is one of them or nobody.
 """
 
 from __future__ import annotations
@@ -13,17 +13,28 @@ import re
 import secrets
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any
 
 from kvpool import config
-from kvpool.address import check_socket_path, default_socket, parse_host_and_port
+from kvpool.address import check_socket_path, default_socket, parse_host_and_port, read_token
 from kvpool.errors import BadArgument
 from kvpool.local import memory_options
-from kvpool.serve_config import PoolOptions, ServerOptions, Settings, SsdOptions, options
-from kvpool.wire import TOKEN_BYTES_MAX
+from kvpool.serve_options import (
+    TENANTS,
+    Config,
+    PoolOptions,
+    ServerOptions,
+    Settings,
+    SsdOptions,
+    TenantOptions,
+    options,
+)
+from kvpool.tenants.budget import UNIT_BYTES, first_limits
 
+DEFAULT_TENANT = "default"
 SIZES = (("pool", "dram"), ("pool", "dram_max"), ("ssd", "capacity"), ("ssd", "free_floor"))
+DURATIONS = (("pool", "tau_s"), ("ssd", "timeout"))
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 CLIENTS_MAX = 16_384
@@ -32,48 +43,161 @@ LANES_MAX = 16
 STAGING_BYTES_MIN = 1 << 20
 STAGING_BYTES_MAX = 16 << 30
 DRAIN_S_MAX = 4.5  # within the 5 s that SIGTERM is given
+RATE_MAX = 1 << 50
+UID_MAX = (1 << 32) - 2
 
-Struct = TypeVar("Struct")
+# What another file changes in a daemon that runs; everything else needs a restart.
+RELOADED = frozenset(
+    {
+        ("pool", "dram"),
+        ("pool", "max_blocks"),
+        ("ssd", "capacity"),
+        ("server", "token_file"),
+        ("server", "max_clients"),
+        ("log", "format"),
+        ("log", "level"),
+        ("admin", "token_file"),
+        ("admin", "same_uid"),
+    }
+)
+RELOADED_OF_TENANTS = frozenset(
+    {
+        "uids",
+        "token_file",
+        "dram_min",
+        "dram_max",
+        "ssd_capacity",
+        "max_clients",
+        "put_rate",
+        "get_rate",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a tenant may take. Bytes; rates are bytes per second, 0 for as fast as it goes."""
+
+    dram_min: int
+    dram_max: int
+    ssd_capacity: int
+    max_clients: int
+    put_bytes_per_s: int
+    get_bytes_per_s: int
+    pin_bytes: int  # of one client
+
+
+@dataclass(frozen=True, slots=True)
+class TenantPlan:
+    """One tenant. uids None: every user who can reach the socket. node, server: as in Plan."""
+
+    name: str
+    uids: frozenset[int] | None
+    token: str | None = field(repr=False)
+    limits: Limits
+    node: dict[str, Any]
+    server: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AdminPlan:
+    """Who may do what concerns all tenants, beside root."""
+
+    token: str | None = field(repr=False)
+    same_uid: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HttpPlan:
+    """Where HTTP is served. token: what a reader must say; without one every reader is served."""
+
+    addresses: tuple[Any, ...]  # (family, address) of each socket to listen on
+    token: str | None = field(repr=False)
+    is_open: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a daemon opens. node, server: arguments of the core's Node.open and Server.create."""
+    """What a daemon opens. node, server: arguments of the core's Node.open and Server.create, as
+    they would be for one tenant alone."""
 
     node: dict[str, Any]
     server: dict[str, Any]
+    tenants: dict[str, TenantPlan]
+    admin: AdminPlan
+    http: HttpPlan | None
     socket_path: str
     is_default_socket: bool
     socket_mode: int
     tcp: tuple[Any, ...]  # (family, address) of each socket to listen on
-    token: str | None
     clients_max: int
     drain_s: float
     log_format: str
     log_level: str
+    config: Config
+
+    @property
+    def budget(self) -> int:
+        """Bytes of payload memory, for all tenants together."""
+        return int(self.node["dram"])
+
+    @property
+    def has_tokens(self) -> bool:
+        return self.admin.token is not None or any(each.token for each in self.tenants.values())
 
 
 def plan(settings: Settings, environment: Mapping[str, str]) -> Plan:
-    """Raises BadArgument, which names the option as it was written. Reads the token's file."""
+    """Raises BadArgument, which names the option as it was written. Reads the tokens' files."""
     checked = _Checked(settings)
-    server = settings.config.server
-    node = _node(checked, settings.config.pool, settings.config.ssd)
-    log = settings.config.log
-    checked.choice("log", "format", log.format, LOG_FORMATS)
-    checked.choice("log", "level", log.level, LOG_LEVELS)
+    told = settings.config
+    server = told.server
+    node = _node(checked, told.pool, told.ssd)
+    checked.choice("log", "format", told.log.format, LOG_FORMATS)
+    checked.choice("log", "level", told.log.level, LOG_LEVELS)
+    clients_max = checked.count("server", "max_clients", server.max_clients, 1, CLIENTS_MAX)
+    core = _server(checked, server, node["dram"])
+    tenants = _Tenants(checked, told, node, core).plans(clients_max)
+    admin = AdminPlan(checked.token("admin", told.admin.token_file), told.admin.same_uid)
+    _check_apart(checked, tenants, admin)
+    has_tokens = admin.token is not None or any(each.token for each in tenants.values())
     return Plan(
         node=node,
-        server=_server(checked, server, node["dram"]),
+        server=core,
+        tenants=tenants,
+        admin=admin,
+        http=_http(checked, told),
         socket_path=_socket_path(checked, server, environment),
         is_default_socket=server.socket is None,
         socket_mode=_socket_mode(checked, server),
-        tcp=_tcp(checked, server),
-        token=_token(checked, server),
-        clients_max=checked.count("server", "max_clients", server.max_clients, 1, CLIENTS_MAX),
-        drain_s=checked.number("server", "drain_timeout", server.drain_timeout, 0, DRAIN_S_MAX),
-        log_format=log.format,
-        log_level=log.level,
+        tcp=_tcp(checked, told, has_tokens),
+        clients_max=clients_max,
+        drain_s=checked.duration("server", "drain_timeout", server.drain_timeout, 0, DRAIN_S_MAX),
+        log_format=told.log.format,
+        log_level=told.log.level,
+        config=told,
     )
+
+
+def needs_restart(old: Config, new: Config) -> list[str]:
+    """The options that differ and that a daemon which runs cannot change, as "[table] key"."""
+    found = [
+        f"[{each.table}] {each.key}"
+        for each in options()
+        if (each.table, each.key) not in RELOADED
+        and getattr(getattr(old, each.table), each.key)
+        != getattr(getattr(new, each.table), each.key)
+    ]
+    for name in sorted({*old.tenants, *new.tenants}):
+        before, after = old.tenants.get(name), new.tenants.get(name)
+        if before is None or after is None:
+            found.append(f"[{TENANTS}.{name}]")
+            continue
+        found += [
+            f"[{TENANTS}.{name}] {key}"
+            for key in before.__struct_fields__
+            if key not in RELOADED_OF_TENANTS and getattr(before, key) != getattr(after, key)
+        ]
+    return found
 
 
 class _Checked:
@@ -102,6 +226,26 @@ class _Checked:
     def number(self, table: str, key: str, value: float, least: float, most: float) -> float:
         return config.check_number(self.label(table, key), value, least, most)
 
+    def duration(
+        self, table: str, key: str, value: float | str, least: float, most: float
+    ) -> float:
+        label = self.label(table, key)
+        try:
+            seconds = config.parse_duration(value)
+        except BadArgument as error:
+            raise BadArgument(f"{label}: {error}") from None
+        return config.check_number(label, seconds, least, most)
+
+    def rate(self, table: str, key: str, value: str | int | None) -> int:
+        """Bytes per second; 0 is no limit."""
+        if value is None:
+            return 0
+        size = value.removesuffix("/s").rstrip() if isinstance(value, str) else value
+        return self.size(table, key, size, 1, RATE_MAX)
+
+    def token(self, table: str, path: str | None) -> str | None:
+        return None if path is None else read_token(self.label(table, "token_file"), path)
+
     def choice(self, table: str, key: str, value: str, choices: tuple[str, ...]) -> None:
         config.check_choice(self.label(table, key), value, choices)
 
@@ -112,12 +256,16 @@ def _node(checked: _Checked, pool: PoolOptions, ssd: SsdOptions) -> dict[str, An
         value = getattr(pool if table == "pool" else ssd, key)
         if value is not None:
             checked.size(table, key, value, 0, config.SIZE_BYTES_MAX)
+    tau_s, timeout_s = (
+        None if value is None else checked.duration(table, key, value, -1e300, 1e300)
+        for (table, key), value in zip(DURATIONS, (pool.tau_s, ssd.timeout), strict=True)
+    )
     try:
         memory = memory_options(
             pool.dram,
             dram_max=pool.dram_max,
             policy=pool.policy,
-            tau_s=pool.tau_s,
+            tau_s=tau_s,
             max_blocks=pool.max_blocks,
             prefault=pool.prefault,
             evict_ahead=pool.evict_ahead,
@@ -132,7 +280,7 @@ def _node(checked: _Checked, pool: PoolOptions, ssd: SsdOptions) -> dict[str, An
             ssd_free_floor=ssd.free_floor,
             ssd_io_threads=ssd.io_threads,
             ssd_direct=ssd.direct,
-            ssd_timeout=ssd.timeout,
+            ssd_timeout=timeout_s,
         )
     except BadArgument as error:
         raise BadArgument(checked.labelled(str(error))) from None
@@ -163,45 +311,217 @@ def _socket_mode(checked: _Checked, server: ServerOptions) -> int:
     return int(server.socket_mode, 8)
 
 
-def _tcp(checked: _Checked, server: ServerOptions) -> tuple[Any, ...]:
+def _tcp(checked: _Checked, told: Config, has_tokens: bool) -> tuple[Any, ...]:
+    server = told.server
     if server.listen is None:
         return ()
     label = checked.label("server", "listen")
-    host, port = parse_host_and_port(label, server.listen, port_min=0)
+    if told.tenants and not has_tokens:
+        raise BadArgument(
+            f"{label} is {server.listen!r}, but nobody could connect; over TCP a tenant is known by"
+            " its token: set token_file for one of them"
+        )
+    addresses, beyond = _addresses(label, server.listen)
+    if beyond is not None and not has_tokens:
+        raise BadArgument(
+            f"{label} is {server.listen!r}, which is {beyond}: other machines could connect, and"
+            " who connects can read and replace every block; set token_file (openssl rand -hex 32"
+            " makes a token), or listen on 127.0.0.1 or [::1]"
+        )
+    return addresses
+
+
+def _http(checked: _Checked, told: Config) -> HttpPlan | None:
+    http = told.http
+    token = checked.token("http", http.token_file)
+    if http.listen is None:
+        return None
+    label = checked.label("http", "listen")
+    addresses, beyond = _addresses(label, http.listen)
+    if beyond is not None and token is None and not http.open:
+        raise BadArgument(
+            f"{label} is {http.listen!r}, which is {beyond}: other machines could read what this"
+            " node does; set its token_file, or open = true if they may, or listen on 127.0.0.1 or"
+            " [::1]"
+        )
+    return HttpPlan(addresses, token, http.open)
+
+
+def _addresses(label: str, listen: str) -> tuple[tuple[Any, ...], str | None]:
+    """(family, address) of each socket, and the first one that is not of this machine alone."""
+    host, port = parse_host_and_port(label, listen, port_min=0)
     try:
         found = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_ADDRCONFIG
         )
     except (OSError, UnicodeError) as error:
-        raise BadArgument(f"{label} is {server.listen!r}: no such host: {error}") from None
-    for _, _, _, _, address in found:
-        if not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
+        raise BadArgument(f"{label} is {listen!r}: no such host: {error}") from None
+    hosts = [str(address[0]) for _, _, _, _, address in found]
+    far = [each for each in hosts if not ipaddress.ip_address(each.partition("%")[0]).is_loopback]
+    return (
+        tuple(dict.fromkeys((family, address) for family, _, _, _, address in found)),
+        far[0] if far else None,
+    )
+
+
+# --- tenants -------------------------------------------------------------------------------------
+
+
+class _Tenants:
+    """From the tables of tenants to their plans; without any there is one, for everybody."""
+
+    def __init__(
+        self, checked: _Checked, told: Config, node: dict[str, Any], server: dict[str, Any]
+    ) -> None:
+        self._checked = checked
+        self._told = told
+        self._node = node
+        self._server = server
+        self._options = told.tenants or {DEFAULT_TENANT: TenantOptions()}
+        self._check_default_token()
+
+    def plans(self, clients_max: int) -> dict[str, TenantPlan]:
+        if not self._told.tenants:  # its node has all there is, and grows as the pool does
+            ranges = {DEFAULT_TENANT: (UNIT_BYTES, self._node["dram_max"])}
+            shares = {DEFAULT_TENANT: self._node["dram"]}
+        else:
+            ranges = {name: self._range(name, each) for name, each in self._options.items()}
+            budget = self._node["dram"] // UNIT_BYTES * UNIT_BYTES
+            least = sum(low for low, _ in ranges.values())
+            if least > budget:
+                raise BadArgument(
+                    f"{self._checked.label('pool', 'dram')} is {self._node['dram']} bytes, but the"
+                    f" dram_min of all tenants together is {least}; give more, or ask for less"
+                )
+            split = first_limits(budget, list(ranges.values()))
+            shares = dict(zip(ranges, split, strict=True))
+        capacities = self._capacities()
+        return {
+            name: self._plan(name, (shares[name], *ranges[name]), capacities[name], clients_max)
+            for name in self._options
+        }
+
+    def _plan(
+        self, name: str, dram: tuple[int, int, int], capacity: int, clients_max: int
+    ) -> TenantPlan:
+        checked, table, told = self._checked, f"{TENANTS}.{name}", self._options[name]
+        share, least, most = dram
+        pin_share = self._told.server.pin_share
+        if told.pin_share is not None:
+            pin_share = checked.number(table, "pin_share", told.pin_share, 0.001, 1)
+        clients = clients_max
+        if told.max_clients is not None:
+            clients = checked.count(table, "max_clients", told.max_clients, 1, CLIENTS_MAX)
+        limits = Limits(
+            dram_min=least,
+            dram_max=most,
+            ssd_capacity=capacity,
+            max_clients=clients,
+            put_bytes_per_s=checked.rate(table, "put_rate", told.put_rate),
+            get_bytes_per_s=checked.rate(table, "get_rate", told.get_rate),
+            pin_bytes=int(share * pin_share),
+        )
+        return TenantPlan(
+            name=name,
+            uids=self._uids(table, told),
+            token=self._token(name, told),
+            limits=limits,
+            node=self._node_of(name, share, most, capacity),
+            server={**self._server, "pin_bytes": limits.pin_bytes},
+        )
+
+    def _range(self, name: str, told: TenantOptions) -> tuple[int, int]:
+        """The least and the most memory, in whole units."""
+        table, most = f"{TENANTS}.{name}", self._node["dram_max"]
+        least = UNIT_BYTES
+        if told.dram_max is not None:
+            most = self._checked.size(table, "dram_max", told.dram_max, UNIT_BYTES, most)
+        if told.dram_min is not None:
+            least = self._checked.size(table, "dram_min", told.dram_min, UNIT_BYTES, most)
+        return -(-least // UNIT_BYTES) * UNIT_BYTES, most // UNIT_BYTES * UNIT_BYTES
+
+    def _node_of(self, name: str, share: int, most: int, capacity: int) -> dict[str, Any]:
+        node = {**self._node, "dram": share, "dram_max": most, "ssd_capacity": capacity}
+        if node["sealed"]:  # of one size: the shares stay what they are
+            node["dram_max"] = share
+        node["salt"] = secrets.randbits(64)
+        if name != DEFAULT_TENANT and node["ssd"]:
+            node["ssd"] = os.path.join(node["ssd"], TENANTS, name)
+        return node
+
+    def _capacities(self) -> dict[str, int]:
+        """Of each tenant's SSD tier: what its table says, else an equal share of what is left."""
+        said = {}
+        for name, told in self._options.items():
+            if told.ssd_capacity is not None:
+                table = f"{TENANTS}.{name}"
+                if not self._node["ssd"]:
+                    label = self._checked.label(table, "ssd_capacity")
+                    raise BadArgument(
+                        f"{label} is {told.ssd_capacity!r}, but there is no SSD tier; set path"
+                    )
+                most = config.SSD_BYTES_MAX
+                said[name] = self._checked.size(table, "ssd_capacity", told.ssd_capacity, 1, most)
+        left = max(0, self._node["ssd_capacity"] - sum(said.values()))
+        others = len(self._options) - len(said)
+        return {name: said.get(name, left // max(1, others)) for name in self._options}
+
+    def _uids(self, table: str, told: TenantOptions) -> frozenset[int] | None:
+        if told.uids is None:
+            return None if set(self._options) == {DEFAULT_TENANT} else frozenset()
+        label = self._checked.label(table, "uids")
+        return frozenset(config.check_count(label, uid, 0, UID_MAX) for uid in told.uids)
+
+    def _token(self, name: str, told: TenantOptions) -> str | None:
+        if name == DEFAULT_TENANT and told.token_file is None:
+            return self._checked.token("server", self._told.server.token_file)
+        return self._checked.token(f"{TENANTS}.{name}", told.token_file)
+
+    def _check_default_token(self) -> None:
+        server = self._told.server
+        if server.token_file is None:
+            return
+        label = self._checked.label("server", "token_file")
+        if server.listen is None:
             raise BadArgument(
-                f"{label} is {server.listen!r}, which is {address[0]}: other machines could"
-                " connect, and who connects can read and replace every block, as nothing keeps"
-                " users apart yet; listen on 127.0.0.1 or [::1], and carry it further with a"
-                " tunnel that knows its users, such as ssh -L"
+                f"{label} is {server.token_file!r}, but nothing is listened for on TCP; set listen"
+                " (who may use the unix socket is for socket_mode to say)"
             )
-    return tuple(dict.fromkeys((family, address) for family, _, _, _, address in found))
+        if DEFAULT_TENANT not in self._options:
+            raise BadArgument(
+                f"{label} is the token of the tenant {DEFAULT_TENANT!r}, which has no table; give"
+                f" each tenant a token_file, or write [{TENANTS}.{DEFAULT_TENANT}]"
+            )
+        if self._options[DEFAULT_TENANT].token_file is not None:
+            raise BadArgument(
+                f"{label} and [{TENANTS}.{DEFAULT_TENANT}] token_file are the same thing; leave one"
+                " of them out"
+            )
 
 
-def _token(checked: _Checked, server: ServerOptions) -> str | None:
-    if server.token_file is None:
-        return None
-    label = checked.label("server", "token_file")
-    if server.listen is None:
+def _check_apart(checked: _Checked, tenants: Mapping[str, TenantPlan], admin: AdminPlan) -> None:
+    owner_of_uid: dict[int, str] = {}
+    owner_of_token: dict[str, str] = {}
+    for name, each in tenants.items():
+        for uid in each.uids or ():
+            if uid in owner_of_uid:
+                label = checked.label(f"{TENANTS}.{name}", "uids")
+                raise BadArgument(
+                    f"{label} has {uid}, which is the tenant {owner_of_uid[uid]!r} already; a user"
+                    " is one tenant: give the others a token"
+                )
+            owner_of_uid[uid] = name
+        if each.token is not None:
+            if each.token in owner_of_token:
+                label = checked.label(f"{TENANTS}.{name}", "token_file")
+                raise BadArgument(
+                    f"{label} holds the token of the tenant {owner_of_token[each.token]!r}; each"
+                    " needs one of its own"
+                )
+            owner_of_token[each.token] = name
+    if admin.token in owner_of_token:
+        label = checked.label("admin", "token_file")
         raise BadArgument(
-            f"{label} is {server.token_file!r}, but nothing is listened for on TCP; set listen"
-            " (who may use the unix socket is for socket_mode to say)"
+            f"{label} holds the token of the tenant {owner_of_token[admin.token]!r}; administrators"
+            " need one of their own"
         )
-    try:
-        with open(server.token_file, encoding="utf-8") as file:
-            token = file.read(TOKEN_BYTES_MAX + 2).strip()
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
-        raise BadArgument(f"{label} is {server.token_file!r}: cannot be read: {reason}") from None
-    if not token or len(token.encode()) > TOKEN_BYTES_MAX:
-        raise BadArgument(
-            f"{label} is {server.token_file!r}: a token is text of 1..{TOKEN_BYTES_MAX} bytes"
-        )
-    return token

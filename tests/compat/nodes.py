@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from kvpool import _core
 from kvpool.daemon import Daemon
 from kvpool.serve_listen import Listeners
 from kvpool.serve_log import open_log
+from kvpool.tenants.opening import open_tenants
 from tests.daemons import WAIT_S, planned
 
 
@@ -19,10 +19,8 @@ def beside_a_node(folder: Path, work: Callable[[str], None]) -> None:
 async def _beside(folder: Path, work: Callable[[str], None]) -> None:
     plan = planned(folder, log_level="error", dram="64MiB")
     listeners = Listeners(plan)
-    node = _core.Node.open(**plan.node)
-    server = _core.Server.create(node, **plan.server)
     log = open_log(plan.log_format, plan.log_level)
-    daemon = Daemon(plan, node, server, listeners, log, "0")
+    daemon = Daemon(plan, open_tenants(plan, log), listeners, log, "0")
     stop, ready = asyncio.Event(), asyncio.Event()
     running = asyncio.create_task(daemon.run(stop, ready.set))
     try:

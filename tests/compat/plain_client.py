@@ -44,11 +44,11 @@ def connected(path: str) -> socket.socket:
 def hello(sock: socket.socket, **fields: Any) -> tuple[dict[str, Any], list[int]]:
     """The answer, which must say yes, and the descriptors that came with its first byte."""
     said = msgpack.packb(fields)
-    sock.sendall(HEAD.pack(b"kvpool", 1, len(said)) + said)
+    sock.sendall(HEAD.pack(b"kvpool", 2, len(said)) + said)
     first, fds, _, _ = socket.recv_fds(sock, 1, 20)
     magic, version, length = HEAD.unpack(first + exactly(sock, HEAD.size - 1))
     answer = msgpack.unpackb(exactly(sock, length))
-    assert (magic, version, answer["ok"]) == (b"kvpool", 1, True), answer
+    assert (magic, version, answer["ok"]) == (b"kvpool", 2, True), answer
     return answer, list(fds)
 
 

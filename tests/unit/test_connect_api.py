@@ -105,22 +105,36 @@ def test_two_manifests_of_one_name_are_told_apart_by_field(
     assert error.value.differing == {"tp": ((0, 2), (1, 2)), "epoch": (0, 3)}
 
 
-def test_limits_are_the_node_s_and_change_for_all(node: Served, pool: kvpool.Pool) -> None:
-    with connected(node) as other:
+def test_limits_are_the_node_s_and_change_for_all(node: Served) -> None:
+    with connected(node) as pool, connected(node, "tcp") as other:
         assert pool.resize("32MiB", max_blocks=5000) >= 0
         assert other.stats()["bytes_limit"] == 32 << 20
         assert other.stats()["blocks_limit"] == 5000
         assert pool.resize("16MiB", max_blocks=0) >= 0
         assert other.stats()["bytes_limit"] == 16 << 20
-    with pytest.raises(BadArgument, match="this pool was opened for"):
-        pool.resize("1TiB")
-    with pytest.raises(BadArgument, match="no SSD tier to resize"):
-        pool.resize(ssd_capacity="1GiB")
-    with pytest.raises(BadArgument, match="unknown unit"):
-        pool.resize("8G")
-    pool.trim()
-    assert pool.flush(5) is True
-    pool.check()
+        with pytest.raises(BadArgument, match="this pool was opened for"):
+            pool.resize("1TiB")
+        with pytest.raises(BadArgument, match="no SSD tier to resize"):
+            pool.resize(ssd_capacity="1GiB")
+        with pytest.raises(BadArgument, match="unknown unit"):
+            pool.resize("8G")
+        pool.trim()
+        for each in (pool, other):
+            assert each.flush(5) is True
+            each.check()
+
+
+def test_a_token_makes_nobody_an_administrator(node: Served) -> None:
+    with connected(node, "tcp") as pool:
+        before = pool.stats()
+        with pytest.raises(kvpool.NotAllowed, match="resize is for administrators"):
+            pool.resize("32MiB")
+        with pytest.raises(PermissionError, match="trim is for administrators"):
+            pool.trim()
+        after = pool.stats()
+    assert after["bytes_limit"] == before["bytes_limit"]
+    counted = after["tenant"]["refused"]["not_admin"]
+    assert counted - before["tenant"]["refused"].get("not_admin", 0) == 2
 
 
 def test_stats_are_of_the_node_its_server_and_this_side(pool: kvpool.Pool) -> None:
