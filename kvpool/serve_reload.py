@@ -13,6 +13,7 @@ import asyncio
 import dataclasses
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvpool import wire
@@ -92,26 +93,20 @@ class Reload:
 
     def _resize(self, old: Plan, new: Plan, names: list[str]) -> list[str]:
         """In a thread. What the core refuses is told, and the rest is done."""
-        daemon, failed = self._daemon, []
+        daemon = self._daemon
+        calls: list[Callable[[], Any]] = []
         for name in names:
             before, after = old.tenants[name].node, new.tenants[name].node
-            node = daemon.tenants[name].node
-            calls: list[Callable[[], Any]] = []
-            if after["ssd_capacity"] not in (0, before["ssd_capacity"]):
-                capacity = after["ssd_capacity"]
-                calls.append(lambda node=node, to=capacity: node.resize_ssd(to, RESIZE_WAIT_S))  # type: ignore[misc]
-            dram = None if daemon.sharing is not None or new.budget == old.budget else new.budget
-            blocks = after["max_blocks"]
-            if dram is not None or blocks != before["max_blocks"]:
-                calls.append(
-                    lambda node=node, dram=dram, to=blocks: node.resize(dram, to, RESIZE_WAIT_S)  # type: ignore[misc]
-                )
-            failed += [text for call in calls if (text := _attempt(call)) is not None]
+            node, capacity = daemon.tenants[name].node, after["ssd_capacity"]
+            if capacity not in (0, before["ssd_capacity"]):
+                calls.append(partial(node.resize_ssd, capacity, RESIZE_WAIT_S))
+            is_own = daemon.sharing is None and new.budget != old.budget
+            dram, blocks = new.budget if is_own else None, after["max_blocks"]
+            if is_own or blocks != before["max_blocks"]:
+                calls.append(partial(node.resize, dram, blocks, RESIZE_WAIT_S))
         if daemon.sharing is not None and new.budget != old.budget:
-            sharing, budget = daemon.sharing, new.budget
-            text = _attempt(lambda: sharing.resize(budget, RESIZE_WAIT_S))
-            failed += [] if text is None else [text]
-        return failed
+            calls.append(partial(daemon.sharing.resize, new.budget, RESIZE_WAIT_S))
+        return [text for call in calls if (text := _attempt(call)) is not None]
 
     def _is_known(self, client: Client) -> bool:
         try:

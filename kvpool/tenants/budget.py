@@ -72,14 +72,22 @@ def _wish(need: Need) -> int:
 
 def _shares(budget: int, ranges: Sequence[tuple[int, int]]) -> list[int]:
     """The same for everybody, but within each (least, most); sums to the budget at most."""
-    low, high = 0, budget
-    while high - low >= UNIT_BYTES:  # the level that all of them are at, as water in basins
+
+    def at(level: int) -> list[int]:
+        return [min(most, max(least, level)) for least, most in ranges]
+
+    low, high = 0, budget // UNIT_BYTES
+    while low < high:  # the level that all of them are at, as water in basins
         level = (low + high + 1) // 2
-        if sum(min(most, max(least, level)) for least, most in ranges) <= budget:
-            low = level
-        else:
-            high = level - 1
-    return [max(least, _whole(min(most, max(least, low)))) for least, most in ranges]
+        is_within = sum(at(level * UNIT_BYTES)) <= budget
+        low, high = (level, high) if is_within else (low, level - 1)
+    shares = at(low * UNIT_BYTES)
+    left = budget - sum(shares)  # less than a unit for each that is at the level
+    for which, (_, most) in enumerate(ranges):
+        if shares[which] == low * UNIT_BYTES < most and left >= UNIT_BYTES:
+            shares[which] += UNIT_BYTES
+            left -= UNIT_BYTES
+    return shares
 
 
 def _grown(limits: list[int], lacks: list[int], free: int) -> list[int]:

@@ -8,16 +8,17 @@ import msgpack
 
 from kvpool import Manifest
 from tests.compat.nodes import beside_a_node
-from tests.compat.plain_client import connected, exactly
+from tests.compat.plain_client import Proving, connected, exactly
 from tests.pools import ROOT
 
-EXAMPLE = (ROOT / "docs" / "protocol.md").read_text().partition("\n## Example\n")[2]
+PAGE = (ROOT / "docs" / "protocol.md").read_text()
+EXAMPLE, _, PROOF = PAGE.partition("\n## Example\n")[2].partition("\n### A proof\n")
 HEX = re.compile(r"^((?:[0-9a-f]{2} ?)+)(?: {3,}.*)?$")
 
 
-def blocks_of_bytes() -> list[bytes]:
+def blocks_of_bytes(text: str = EXAMPLE) -> list[bytes]:
     """What stands in each fence; the words beside the bytes are for people."""
-    fences = re.findall(r"^```\n(.*?)^```", EXAMPLE.partition("\n## ")[0], re.DOTALL | re.MULTILINE)
+    fences = re.findall(r"^```\n(.*?)^```", text.partition("\n## ")[0], re.DOTALL | re.MULTILINE)
     found = []
     for fence in fences:
         matches = [HEX.match(line) for line in fence.splitlines()]
@@ -46,6 +47,13 @@ def talk(path: str) -> None:
         assert exactly(stream, len(stored)) == stored
         stream.sendall(get)
         assert exactly(stream, len(got)) == got
+
+
+def test_the_example_of_a_proof_is_what_the_page_says_it_is() -> None:
+    (said,) = blocks_of_bytes(PROOF)
+    exchange = Proving(b"kvpool example token", bytes(range(32)), bytes(range(32, 64)), b"a")
+    signature = exchange.signature("stream", bytes(range(64, 80)), 1)
+    assert said == exchange.client_proof + exchange.node_proof + exchange.key + signature
 
 
 def test_the_example_is_what_a_node_says(tmp_path: Path) -> None:

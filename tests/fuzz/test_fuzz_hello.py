@@ -21,8 +21,11 @@ from tests.pools import opaque
 
 ID = bytes(range(16))
 HELLOS = [
-    wire.pack_hello({"kind": "control", "name": "engine", "pid": 7, "tenant": "a", "nonce": bytes(32)}),
-    wire.pack_hello({"kind": "stream", "client": ID, "name": "模型", "counter": 1, "mac": bytes(32)}),
+    wire.pack_hello(
+        {"kind": "control", "name": "engine", "pid": 7, "tenant": "a", "nonce": bytes(32)}
+    ),
+    wire.pack_hello({"kind": "stream", "client": ID, "name": "模型", "pid": 0}),
+    wire.pack_hello({"kind": "stream", "client": ID, "counter": 1, "mac": bytes(32)}),
     wire.pack_hello({"kind": "shm", "client": ID}),
 ]
 ANSWERS = [
