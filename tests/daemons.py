@@ -20,7 +20,8 @@ from kvpool.errors import NoResource
 from kvpool.serve_config import load
 from kvpool.serve_listen import Listeners
 from kvpool.serve_log import open_log
-from kvpool.serve_plan import Plan, TenantPlan, plan
+from kvpool.serve_plan import Plan, plan
+from kvpool.tenants.plans import TenantPlan
 from kvpool.tenants.tenant import Tenant
 
 WAIT_S = 10.0

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvpool import wire
-from kvpool.serve_plan import AdminPlan, TenantPlan
+from kvpool.tenants.plans import AdminPlan, TenantPlan
 from kvpool.wire_proof import Exchange, is_same
 
 ROOT_UID = 0

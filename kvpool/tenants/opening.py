@@ -9,7 +9,8 @@ from typing import Any
 from kvpool import _core
 from kvpool.errors import NoResource
 from kvpool.serve_log import EventLog
-from kvpool.serve_plan import DEFAULT_TENANT, Plan, TenantPlan
+from kvpool.serve_plan import Plan
+from kvpool.tenants.plans import DEFAULT_TENANT, TenantPlan
 from kvpool.tenants.tenant import Tenant
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -86,7 +87,10 @@ class Sharing:
             )
 
     def look(self, wait_s: float = RESIZE_WAIT_S) -> None:
-        """Once: who needs what, and the limits that follow from it. Raises KvpoolError."""
+        """Once: who needs what, and the limits that follow from it. Raises KvpoolError.
+
+        wait_s: for memory to come back, from all that give some; then they go on by themselves.
+        """
         if self._is_fixed:
             return
         with self._lock:
@@ -99,9 +103,10 @@ class Sharing:
                 )
                 if limit != need.limit
             ]
-            # Less first: more of one is what another has given already, and still it reads so.
+            end = time.monotonic() + wait_s
             for tenant, before, after in sorted(changes, key=lambda change: change[2] - change[1]):
-                tenant.node.resize(after, None, wait_s if after < before else 0.0)
+                left_s = max(0.0, end - time.monotonic()) if after < before else 0.0
+                tenant.node.resize(after, None, left_s)
                 self._log.debug("memory shared out", tenant=tenant.name, before=before, now=after)
 
     def _need(self, tenant: Tenant) -> Need:

@@ -20,8 +20,8 @@ from typing import Any, Protocol
 from kvpool import _core, wire
 from kvpool.errors import ManifestMismatch, NoResource
 from kvpool.manifest import Manifest
-from kvpool.serve_plan import DEFAULT_TENANT, Limits
 from kvpool.tenants.identity import Claim
+from kvpool.tenants.plans import DEFAULT_TENANT, Limits
 from kvpool.wire_proof import Verifier
 
 NAMED_BYTES_MAX = 64 << 20  # of manifests that a tenant's namespaces are known by

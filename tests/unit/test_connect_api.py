@@ -204,6 +204,11 @@ def test_a_pool_that_is_forgotten_is_disconnected(node: Served) -> None:
         ({"name": "n" * 300}, "at most 256 bytes"),
         ({"token": ""}, "token must have 1..4096 bytes"),
         ({"token": 5}, "token is int"),
+        ({"token": "t", "token_file": "f"}, "token and token_file are both given"),
+        ({"token_file": "absent"}, "token_file is 'absent': cannot be read"),
+        ({"tenant": "a/b"}, "tenant is 'a/b'; a tenant's name is"),
+        ({"tenant": ""}, "tenant is ''"),
+        ({"tenant": 5}, "tenant is int"),
     ],
 )
 def test_options_that_cannot_be_meant(
@@ -211,6 +216,23 @@ def test_options_that_cannot_be_meant(
 ) -> None:
     with pytest.raises(BadArgument, match=complaint):
         kvpool.connect(**{"address": node.address, **options})
+
+
+def test_the_token_comes_from_a_file_or_a_variable(
+    node: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    address = node.listen.split(",")[0]
+    with kvpool.connect(address, token_file=tmp_path / "token") as pool:
+        assert pool.stats()["tenant"]["name"] == "default"
+    monkeypatch.setenv("KVPOOL_TOKEN", TOKEN)
+    monkeypatch.setenv("KVPOOL_TENANT", "default")
+    with kvpool.connect(address) as pool:
+        assert pool.stats()["client"]["connected"]
+    with pytest.raises(Refused, match="no such tenant"):
+        kvpool.connect(address, tenant="another")
+    with pytest.raises(Refused, match="no such tenant"):
+        kvpool.connect(address, token="another")
 
 
 @pytest.mark.parametrize("token", [None, "wrong"])

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from kvpool import wire
-from kvpool.serve_plan import AdminPlan, Limits, TenantPlan
 from kvpool.tenants.identity import Claim, Identities, Identity
+from kvpool.tenants.plans import AdminPlan, Limits, TenantPlan
 from kvpool.wire_proof import Exchange
 
 OWN_UID = 500
