@@ -176,8 +176,8 @@ class Daemon:
         with sock:
             try:
                 hello = await wire_node.receive_hello(sock)
-                if hello.nonce is None:
-                    self._handshakes.heard()
+                if hello.kind != "control" or hello.nonce is None:
+                    self._handshakes.heard()  # else once it has proved what it says
                 await begin[hello.kind](sock, hello, peer)
             except wire.WireError as error:
                 self._refused(peer, "malformed", error)

@@ -102,13 +102,11 @@ def faults(path: str, environment: Mapping[str, str] | None = None) -> list[Faul
         try:
             settings = _settings(path, given)
             serve_plan.plan(settings, os.environ if environment is None else environment)
-        except _Wrong as error:
-            at, told = error.at, error
         except BadArgument as error:
-            at, told = _place_of(error, settings), error  # type: ignore[assignment]
+            at = error.at if isinstance(error, _Wrong) else _place_of(error, settings)
+            found.append(_fault(path, error, lines, at))
         else:
             break
-        found.append(_fault(path, told, lines, at))
         left = [each for each in given if (each[0].table, each[0].key) != at]
         if len(left) == len(given):  # not a value of the file's, so nothing else can be seen
             break

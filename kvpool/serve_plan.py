@@ -76,9 +76,12 @@ RELOADED_OF_TENANTS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class HttpPlan:
-    """Where HTTP is served. token: what a reader must say; without one every reader is served."""
+    """Where HTTP is served. token: what a reader may say to see everything. is_open: who says
+    none sees everything, too."""
 
-    addresses: tuple[Any, ...]  # (family, address) of each socket to listen on
+    host: str
+    port: int  # 0: any
+    is_loopback: bool
     token: str | None = field(repr=False)
     is_open: bool
 
@@ -254,14 +257,15 @@ def _http(checked: Checked, told: Config) -> HttpPlan | None:
     if http.listen is None:
         return None
     label = checked.label("http", "listen")
-    addresses, beyond = _addresses(label, http.listen)
+    _, beyond = _addresses(label, http.listen)
     if beyond is not None and token is None and not http.open:
         raise BadArgument(
             f"{label} is {http.listen!r}, which is {beyond}: other machines could read what this"
             " node does; set its token_file, or open = true if they may, or listen on 127.0.0.1 or"
             " [::1]"
         )
-    return HttpPlan(addresses, token, http.open)
+    host, port = parse_host_and_port(label, http.listen, port_min=0)
+    return HttpPlan(host, port, beyond is None, token, http.open)
 
 
 def _addresses(label: str, listen: str) -> tuple[tuple[Any, ...], str | None]:

@@ -212,13 +212,14 @@ def test_http_beyond_this_machine_needs_a_token_or_a_word(tmp_path: Path) -> Non
     assert planned(path).http is None
     here = planned(path, http="127.0.0.1:0").http
     assert here is not None
-    assert (here.token, here.is_open, len(here.addresses)) == (None, False, 1)
+    assert (here.host, here.port, here.is_loopback) == ("127.0.0.1", 0, True)
+    assert (here.token, here.is_open) == (None, False)
     told = refusal(path, http="0.0.0.0:0")
     assert told.startswith("--http is '0.0.0.0:0', which is 0.0.0.0: other machines could read")
     assert planned(path, http="0.0.0.0:0", http_open="true") is not None
     guarded = planned(path, http="0.0.0.0:0", http_token_file=str(tmp_path / "token")).http
     assert guarded is not None
-    assert guarded.token == "token token"
+    assert (guarded.token, guarded.is_loopback) == ("token token", False)
 
 
 # --- shown ---------------------------------------------------------------------------------------

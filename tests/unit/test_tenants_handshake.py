@@ -2,13 +2,15 @@
 
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kvpool import wire, wire_client
-from kvpool.wire import RefusedByPeer
+from kvpool.serve_handshakes import PLACES
+from kvpool.wire import HANDSHAKE_S, RefusedByPeer
 from kvpool.wire_proof import Exchange, Signer
 from tests.daemons import Running, asked, connected, hello, proved, request
 from tests.pools import opaque, wait_until
@@ -120,6 +122,18 @@ def test_a_proof_that_is_none_is_malformed(daemon: Running, proof: object) -> No
         sock.sendall(wire.pack_hello({"proof": proof}))
         assert answer_of(sock)["error"] == "malformed"
     assert daemon.daemon.refused == {"malformed": 1}
+
+
+def test_those_who_owe_a_proof_keep_nobody_waiting_for_long(daemon: Running) -> None:
+    """As many as there are places; without the limit for silent ones it would take 5 s."""
+    begin = time.monotonic()
+    silent = [challenged(daemon)[0] for _ in range(PLACES)]
+    sock, facts, _ = client_of(daemon, TOKENS["a"])
+    assert facts["tenant"] == "a"
+    assert time.monotonic() - begin < HANDSHAKE_S
+    for each in (*silent, sock):
+        each.close()
+    assert daemon.daemon.refused["late"] >= 1
 
 
 def test_a_node_without_the_token_is_left(daemon: Running) -> None:
