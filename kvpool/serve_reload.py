@@ -21,6 +21,7 @@ from kvpool.errors import BadArgument, KvpoolError
 from kvpool.serve_log import open_log
 from kvpool.serve_plan import Plan, needs_restart
 from kvpool.tenants.identity import Identities
+from kvpool.tenants.plans import TenantPlan
 from kvpool.tenants.tenant import Client, Tenant
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Reload:
             if least > new.budget:
                 raise BadArgument(f"the tenants have {least} bytes for certain, which is more")
         left_out = needs_restart(old.config, new.config)
-        tenants = {**old.tenants, **{name: new.tenants[name] for name in names}}
+        tenants = {name: _next(name, old, new) for name in old.tenants}
         daemon.identities = Identities(tenants, new.admin, os.geteuid())
         daemon.clients.clients_max = new.clients_max
         for name in names:
@@ -123,6 +124,16 @@ class Reload:
         if left_out:
             log.warning("a change needs a restart", options=", ".join(left_out))
         log.info("configuration reloaded", clients_ended=ended)
+
+
+def _next(name: str, old: Plan, new: Plan) -> TenantPlan:
+    """Who a tenant is from now on. One whose table went is nobody: its memory stays until a
+    restart, and nobody comes to it."""
+    if name in new.tenants:
+        return new.tenants[name]
+    if name not in old.config.tenants:  # the one of a daemon without tenants, until a restart
+        return old.tenants[name]
+    return dataclasses.replace(old.tenants[name], uids=frozenset(), token=None)
 
 
 def _attempt(call: Callable[[], Any]) -> str | None:

@@ -7,17 +7,17 @@ from pathlib import Path
 from kvpool.daemon import Daemon
 from kvpool.serve_listen import Listeners
 from kvpool.serve_log import open_log
+from kvpool.serve_plan import Plan
 from kvpool.tenants.opening import open_tenants
 from tests.daemons import WAIT_S, planned
 
 
-def beside_a_node(folder: Path, work: Callable[[str], None]) -> None:
+def beside_a_node(folder: Path, work: Callable[[str], None], plan: Plan | None = None) -> None:
     """Calls work(path of the node's socket) in a thread and raises what it raises."""
-    asyncio.run(_beside(folder, work))
+    asyncio.run(_beside(plan or planned(folder, log_level="error", dram="64MiB"), work))
 
 
-async def _beside(folder: Path, work: Callable[[str], None]) -> None:
-    plan = planned(folder, log_level="error", dram="64MiB")
+async def _beside(plan: Plan, work: Callable[[str], None]) -> None:
     listeners = Listeners(plan)
     log = open_log(plan.log_format, plan.log_level)
     daemon = Daemon(plan, open_tenants(plan, log), listeners, log, "0")

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import kvpool
-from kvpool import Miss, NotAllowed, Refused, Unreachable
+from kvpool import Miss, NotAllowed, Refused, Unreachable, _core
 from tests.frames import RawClient
 from tests.intruders import ARENA, INDEX, NOBODY, become
 from tests.served import Blocks, Served, nobody_holds, served, wait_for, working
@@ -355,6 +355,27 @@ def test_a_token_that_was_taken_away_ends_who_had_it(tmp_path: Path) -> None:
             assert Blocks(again).get(NUMBERS) == len(NUMBERS)  # the tenant is the same
 
 
+def test_a_tenant_whose_table_went_is_closed_and_one_that_came_waits(tmp_path: Path) -> None:
+    with (
+        daemon_of(tmp_path, {"a": "", "b": ""}, '[pool]\ndram = "32MiB"') as daemon,
+        connect(daemon, "a", "tcp") as of_a,
+        connect(daemon, "b", "tcp") as of_b,
+    ):
+        configuration(tmp_path, {"a": "", "c": ""}, '[pool]\ndram = "32MiB"')
+        reload(daemon)
+        assert 'options="[tenants.b], [tenants.c]"' in daemon.log()
+        wait_for(
+            lambda: "knows no such tenant" in of_b.stats()["client"]["trouble"], what="b is closed"
+        )
+        with pytest.raises(Refused, match="knows no such tenant"):
+            daemon.connect("shm", token="token of c")
+        assert of_a.stats()["client"]["reconnects"] == 0
+        daemon.stop()
+        daemon.start()
+        with daemon.connect("shm", token="token of c") as pool:
+            assert pool.stats()["tenant"]["name"] == "c"
+
+
 # --- one budget ----------------------------------------------------------------------------------
 
 
@@ -427,3 +448,31 @@ def test_an_administrator_resizes_the_budget_and_no_less_than_was_promised(
         admin.resize("64MiB", max_blocks=99)
         assert admin.stats()["blocks_limit"] == 99
         assert of_a.stats()["blocks_limit"] == 0
+
+
+# --- rates ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not hasattr(_core.Server, "set_rates"), reason="this core has no rates")
+@pytest.mark.parametrize("channel", ["shm", "tcp"])
+def test_a_tenant_over_its_rate_is_refused_and_no_other(tmp_path: Path, channel: str) -> None:
+    two = {"a": 'put_rate = "1MiB"', "b": ""}
+    with (
+        daemon_of(tmp_path, two, '[pool]\ndram = "64MiB"') as daemon,
+        connect(daemon, "a", channel) as of_a,
+        connect(daemon, "b", channel) as of_b,
+    ):
+        slow, fast = Blocks(of_a), Blocks(of_b)
+        begin = 0
+
+        def is_limited() -> bool:
+            nonlocal begin
+            begin += 16
+            return slow.put(range(begin, begin + 16)).reason.name == "LIMITED"
+
+        wait_for(is_limited, what="it is over its rate")
+        fast.put_all(range(256))
+        assert fast.get(range(256)) == 256
+        configuration(tmp_path, {"a": "", "b": ""}, '[pool]\ndram = "64MiB"')
+        reload(daemon)
+        slow.put_all(range(1000, 1256))
