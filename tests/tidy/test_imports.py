@@ -21,10 +21,30 @@ PACKAGE = "(kvpool)"  # `from kvpool import Pool`: the facade itself, which load
 RANKS = {
     0: ["errors", "types"],
     1: ["_core", "manifest", "keys", "config", "address"],
-    2: ["layers", "namespace", "pool", "local", "ssd", "wire", "wire_client", "wire_node"],
-    3: [PACKAGE, "remote_link", "remote_session", "remote", "serve_config", "serve_log"],
+    2: [
+        "layers",
+        "namespace",
+        "pool",
+        "local",
+        "ssd",
+        "wire",
+        "wire_client",
+        "wire_node",
+        "wire_proof",
+    ],
+    3: [
+        PACKAGE,
+        "remote_link",
+        "remote_session",
+        "remote",
+        "serve_log",
+        "serve_options",
+        "serve_toml",
+    ],
     4: [
+        "serve_config",
         "serve_plan",
+        "tenants",
         "serve_handshakes",
         "replay",
         "bench",
@@ -34,7 +54,7 @@ RANKS = {
         "serve_clients",
         "serve_listen",
     ],
-    5: ["connectors", "daemon"],
+    5: ["connectors", "daemon", "serve_reload"],
     6: ["serve_cli", "ssd_cli", "cli", "__main__"],
 }
 RANK = {module: rank for rank, modules in RANKS.items() for module in modules}
