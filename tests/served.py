@@ -106,6 +106,8 @@ class Served:
 
     def _flags(self) -> Iterator[str]:
         for name, value in self.options.items():
+            if value is None:  # left to the file
+                continue
             flag = name.replace("_", "-")
             yield f"--{flag}" if value is not False else f"--no-{flag}"
             if not isinstance(value, bool):

@@ -25,7 +25,8 @@ struct Namespace {
   std::uint32_t size_class = 0;
   std::uint32_t number = 0;  // in order of opening; what other processes call it
   std::atomic<std::uint32_t> incarnation{0};
-  std::uint64_t blocks = 0;  // resident, of this incarnation
+  std::uint32_t dropped_incarnation = 0;  // the one before; 0 = none
+  std::uint64_t blocks = 0;               // resident, of this incarnation
   const std::unique_ptr<Traffic> traffic = std::make_unique<Traffic>();
 };
 
@@ -59,6 +60,7 @@ class Namespaces {
   void renew(Namespace& space) {
     if (const std::uint32_t old = space.incarnation.load(std::memory_order_relaxed); old != 0)
       by_incarnation_[old] = nullptr;
+    space.dropped_incarnation = space.incarnation.load(std::memory_order_relaxed);
     space.incarnation.store(static_cast<std::uint32_t>(by_incarnation_.size()),
                             std::memory_order_release);
     by_incarnation_.push_back(&space);

@@ -34,6 +34,7 @@
 #include "base/fork_guard.h"
 #include "node/bounce_pool.h"
 #include "node/client_page.h"
+#include "node/hot_prefixes.h"
 #include "node/index_reader.h"
 #include "node/miss.h"
 #include "node/page_traffic.h"
@@ -125,8 +126,7 @@ struct NodeStats {
   std::uint64_t warm_units = 0, huge_units = 0, evicted_ahead = 0;
   // With an SSD tier.
   bool has_ssd = false, ssd_read_only = false;
-  bool ssd_busy =
-      false;  // the writer writes, deletes or moves, or has to: blocks may leave the SSD
+  bool ssd_busy = false;  // the writer has work: blocks may leave the SSD or move
   std::string ssd_read_only_reason;
   SsdFacts ssd_facts;
   SsdCounters ssd;
@@ -232,6 +232,25 @@ class Node {
   NodeStats stats();
   // Of every namespace there ever was, by number.
   std::vector<SpaceTraffic> traffic();
+
+  // --- for those who ask about blocks; node_observe.cc ---
+  struct Explained {
+    Store::Explained block;
+    double ago_s = 0;  // since it left, where `block.gone` says so
+  };
+  // One per key. Changes nothing: neither heat nor order. The lock is let go between pieces.
+  std::vector<Explained> explain(const Namespace& space, std::span<const Hash128> keys);
+  // The ends of prefixes in use, hottest first, at most kHottestMax; see node/hot_prefixes.h. Takes
+  // some 0.3 us a block, in pieces under 1 ms each, and 4 bytes a block meanwhile.
+  static constexpr std::size_t kHottestMax = 1000;
+  std::vector<HotPrefix> hottest(std::size_t count);
+  struct ReuseCurves {
+    ReuseCurve all;
+    std::vector<std::pair<std::uint32_t, ReuseCurve>> spaces;  // by Namespace::number
+    std::uint64_t bytes = 0;                                   // memory that this takes
+  };
+  ReuseCurves reuse();
+
   std::optional<double> temperature(const Namespace& space, const Hash128& key);
   void check_invariants();
   FaultPoints& faults() { return *faults_; }
@@ -259,6 +278,7 @@ class Node {
   PutStatus try_reserve(const PutRequest& request, Ticket& ticket);
   PutStatus try_commit(const Ticket& ticket, const Hash128& sum, Deadline deadline);
   PutStatus store_block(Lock& lock, Call& call, std::size_t index, BlockSource& source);
+  void note_refused(const PutRequest& request, std::size_t from, const PutStatus* statuses);
   bool back_with_pages(const Store::Reserved& reserved);
   enum class Got : std::uint8_t { whole, missing, on_ssd };
   Got get_one(const Namespace& space, const Hash128& key, std::size_t index, BlockSink& sink,
@@ -366,6 +386,7 @@ class Node {
   std::uint64_t syncs_asked_ = 0, syncs_done_ = 0;  // of the index, in order
   std::optional<Result<void>> ssd_resized_;
   std::uint32_t fetches_ = 0;
+  std::uint64_t ssd_stale_reads_ = 0;  // took a slot for damaged that was another block's by then
   std::thread writer_;
   BouncePool bounces_;
 

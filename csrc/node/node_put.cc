@@ -64,6 +64,7 @@ void Node::put(const PutRequest& request, BlockSource& source, PutStatus* status
     wait_until_durable(lock, call.blocks(done), request.deadline, request.given_up, statuses);
   call.unpin_all();
   if (tier_) wake_writer();
+  note_refused(request, done, statuses);
   lock.unlock();
   for (std::size_t i = done + 1; i < request.keys.size(); ++i)
     statuses[i] = PutStatus::chain_broken;
@@ -76,7 +77,7 @@ PutStatus Node::store_block(Lock& lock, Call& call, std::size_t index, BlockSour
   Store::Reserved reserved{};
   const PutStatus status = reserve_locked(lock, call.request, call.request.keys[index], reserved);
   if (status == PutStatus::present) {
-    store_->touch(reserved.record, clock_->now());
+    store_->refresh(reserved.record, clock_->now());
     call.pin(reserved.record);
     if (source.is_stream()) {
       lock.unlock();
@@ -185,7 +186,7 @@ PutStatus Node::try_reserve(const PutRequest& request, Ticket& ticket) {
     settled_.notify_all();
     status = PutStatus::no_memory;
   } else if (status == PutStatus::present) {
-    store_->touch(reserved.record, clock_->now());
+    store_->refresh(reserved.record, clock_->now());
     if (is_durable()) {
       store_->pin(reserved.record);
       wait_until_durable(lock, {&reserved.record, 1}, request.deadline, request.given_up, &status);
@@ -193,6 +194,7 @@ PutStatus Node::try_reserve(const PutRequest& request, Ticket& ticket) {
     }
   }
   if (ticket.parent != kNoBlock) store_->unpin(ticket.parent);
+  if (status > PutStatus::present) note_refused(request, 0, &status);
   return status;
 }
 
@@ -221,6 +223,8 @@ PutStatus Node::try_commit(const Ticket& ticket, const Hash128& sum, Deadline de
     case Store::Committed::dropped:
       return PutStatus::dropped;
     case Store::Committed::index_full:
+      store_->note_refused(*space, key, static_cast<std::uint8_t>(PutStatus::pool_index),
+                           clock_->now());
       break;
   }
   return PutStatus::pool_index;

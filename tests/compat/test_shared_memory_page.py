@@ -26,7 +26,7 @@ class Plain:
 
     def __init__(self, path: str) -> None:
         self.control = Control(path)
-        self.memory = SharedMemory(path, self.control.client)
+        self.memory = SharedMemory(path, self.control)
         self.space = self.control.ask("open_namespace", manifest=MANIFEST.pack())["number"]
         self.lane = Lane(self.memory, 1, 64 << 10, 256 << 10)
 

@@ -1,0 +1,1 @@
+"""What a node tells of itself: one report, shown as metrics, pages, tables and curves."""
