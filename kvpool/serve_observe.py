@@ -63,14 +63,16 @@ class Observer:
     def report(self, tenant: Tenant | None = None) -> report.Report:
         """Of all tenants, or of one."""
         daemon = self._daemon
+        shown = [tenant_of(each) for each in self._all_or(tenant)]
         return report.Report(
             version=daemon.version,
             pid=os.getpid(),
             started_s=daemon.started,
             now_s=time.time(),
             is_ready=daemon.is_ready,
-            budget_bytes=0 if tenant is not None else daemon.budget_bytes,
-            tenants=[tenant_of(each) for each in self._all_or(tenant)],
+            # A tenant's part is what it has: the whole would tell what others have.
+            budget_bytes=daemon.budget_bytes if tenant is None else shown[0].dram.limit_bytes,
+            tenants=shown,
             refused={} if tenant is not None else daemon.refused_by_reason(),
         )
 
