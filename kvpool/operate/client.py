@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
@@ -23,13 +23,11 @@ from kvpool.errors import BadArgument, KvpoolError, Refused, Unreachable
 from kvpool.manifest import Manifest, unpack
 from kvpool.observe import report
 from kvpool.pool import Pool
-from kvpool.remote import _candidates, connect
-from kvpool.remote_link import Caller, Link, dial
+from kvpool.remote import _candidates, caller_of, connect
+from kvpool.remote_link import Link, dial
 from kvpool.wire import Map
 
-TOKEN_VARIABLE = "KVPOOL_TOKEN"
-TENANT_VARIABLE = "KVPOOL_TENANT"
-TOKEN_BYTES_MAX = 4096
+_NAME = "kvpool command"  # in the daemon's log
 ANSWER_S = 10.0  # that a daemon may take to answer what needs no waiting
 KEYS_AT_ONCE = 1024  # of one explain: its answer has a map for each
 _PIN_KEYS_MAX = 60_000  # of one request of a MiB
@@ -39,10 +37,10 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How to get to a daemon, as a command was told."""
+    """How to get to a daemon, as a command was told; None: as the environment says."""
 
     address: str | None = None
-    token: str | None = None
+    token_file: str | None = None
     tenant: str | None = None
 
 
@@ -74,7 +72,7 @@ class Pin(msgspec.Struct, frozen=True, kw_only=True):
 class Operator:
     """One connection to one daemon. A context manager."""
 
-    def __init__(self, link: Link, where: str, tenant: str | None) -> None:
+    def __init__(self, link: Link, where: str, tenant: str) -> None:
         """For Operator.connect()."""
         self._link = link
         self._tenant = tenant
@@ -84,9 +82,7 @@ class Operator:
     @classmethod
     def connect(cls, reach: Reach, timeout_s: float = ANSWER_S) -> Self:
         """One try at each address. Raises Unreachable, Refused, BadArgument."""
-        caller = Caller(name="kvpool command", token=reach.token, connections=0)
-        if reach.tenant is not None:
-            caller = _of_tenant(caller, reach.tenant)
+        caller = caller_of(_NAME, None, reach.token_file, reach.tenant, connections=0)
         reasons = []
         for address in _candidates(reach.address, os.environ):
             try:
@@ -97,7 +93,7 @@ class Operator:
                 reasons.append(str(error))
                 continue
             link.forgo_shm()
-            return cls(link, str(address), reach.tenant)
+            return cls(link, str(address), caller.tenant)
         raise Unreachable(_nobody(reach, reasons))
 
     def ask(self, op: str, wait_s: float = ANSWER_S, **fields: Any) -> Map:
@@ -116,7 +112,7 @@ class Operator:
         """What it knows of itself: all of it for an admin who names no tenant, else one's part."""
         with self._checked("report"):
             found = report.from_json(self.ask("report")["report"])
-        if self._tenant is None:
+        if not self._tenant:
             return found
         named = [each for each in found.tenants if each.name == self._tenant]
         return msgspec.structs.replace(found, tenants=named)
@@ -201,34 +197,9 @@ def open_pool(reach: Reach, timeout_s: float = ANSWER_S) -> Pool:
         reach, timeout_s
     ) as found:  # says at once, and better, that none is there
         where = found.where
-    more: dict[str, Any] = {} if reach.tenant is None else {"tenant": reach.tenant}
-    return connect(where, token=reach.token, timeout=timeout_s, name="kvpool command", **more)
-
-
-def read_token(path: str | None, environment: Mapping[str, str]) -> str | None:
-    """What the file holds, else what the variable says. Raises BadArgument."""
-    if path is None:
-        return environment.get(TOKEN_VARIABLE) or None
-    try:
-        with open(path, "rb") as file:
-            content = file.read(TOKEN_BYTES_MAX + 2)
-        token = content.decode().strip()
-    except OSError as error:
-        raise BadArgument(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise BadArgument(f"{path}: a token is UTF-8 text") from None
-    if not 0 < len(token.encode()) <= TOKEN_BYTES_MAX:
-        raise BadArgument(f"{path}: a token has 1 to {TOKEN_BYTES_MAX} bytes")
-    return token
-
-
-def _of_tenant(caller: Caller, tenant: str) -> Caller:
-    import dataclasses
-
-    if "tenant" not in {field.name for field in dataclasses.fields(caller)}:
-        raise BadArgument("--tenant: this version connects to no tenant but the default one")
-    more: dict[str, Any] = {"tenant": tenant}
-    return dataclasses.replace(caller, **more)
+    return connect(
+        where, token_file=reach.token_file, tenant=reach.tenant, timeout=timeout_s, name=_NAME
+    )
 
 
 def _nobody(reach: Reach, reasons: list[str]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import kvpool
-from kvpool.errors import BadArgument, KvpoolError, Unreachable
+from kvpool.errors import BadArgument, KvpoolError, Refused, Unreachable
 from kvpool.observe import report
 from kvpool.operate import client, feed
 from kvpool.operate.client import Operator, Reach
@@ -28,10 +28,7 @@ def test_a_report_is_read(tmp_path: Path) -> None:
         assert operator.where == server.address
 
 
-def test_a_tenant_that_is_named_is_the_only_one_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client, "_of_tenant", lambda caller, _: caller)
+def test_a_tenant_that_is_named_is_the_only_one_shown(tmp_path: Path) -> None:
     both = {"report": report.as_json(reports.example(tenants=("acme", "umbrella")))}
     with (
         controlled(tmp_path, report=lambda _: both) as server,
@@ -137,28 +134,46 @@ def test_a_real_daemon_answers(tmp_path: Path) -> None:
             assert space.put([bytes(16)], bytes(4096)).stored == 1
 
 
-@pytest.mark.parametrize(
-    ("content", "token"), [(b"secret", "secret"), (b"  secret\n", "secret"), (b"a b", "a b")]
-)
-def test_a_token_file_is_read(tmp_path: Path, content: bytes, token: str) -> None:
-    path = tmp_path / "token"
-    path.write_bytes(content)
-    assert client.read_token(str(path), {"KVPOOL_TOKEN": "other"}) == token
+# --- who asks ------------------------------------------------------------------------------------
+
+
+def test_a_token_is_proved_by_file_or_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("a token of some length\n")
+    with served(tmp_path, token_file=str(token)) as daemon:
+        with pytest.raises(Refused, match="token"):
+            Operator.connect(Reach(daemon.tcp_address), 5.0)
+        with Operator.connect(Reach(daemon.tcp_address, str(token)), 5.0) as operator:
+            assert operator.ask("ping")["ok"] is True
+        monkeypatch.setenv("KVPOOL_TOKEN", "a token of some length")
+        with Operator.connect(Reach(daemon.tcp_address), 5.0) as operator:
+            assert operator.ask("ping")["ok"] is True
+        monkeypatch.delenv("KVPOOL_TOKEN")
+        with client.open_pool(Reach(daemon.tcp_address, str(token))) as pool:
+            assert pool.namespace(opaque()).put([bytes(16)], bytes(4096)).stored == 1
 
 
 @pytest.mark.parametrize("content", [b"", b" \n", b"\xff", b"x" * 4097])
 def test_a_token_file_that_holds_none(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "token"
     path.write_bytes(content)
-    with pytest.raises(BadArgument, match="token"):
-        client.read_token(str(path), {})
+    with pytest.raises(BadArgument, match="token_file"):
+        Operator.connect(Reach(f"unix:{tmp_path}/node.sock", str(path)), 5.0)
 
 
-def test_a_token_by_the_environment_or_none(tmp_path: Path) -> None:
-    assert client.read_token(None, {"KVPOOL_TOKEN": "t"}) == "t"
-    assert client.read_token(None, {"KVPOOL_TOKEN": ""}) is None
-    with pytest.raises(BadArgument, match="cannot be read"):
-        client.read_token(str(tmp_path / "absent"), {})
+def test_an_admin_acts_as_the_tenant_that_it_names(tmp_path: Path) -> None:
+    config = tmp_path / "kvpool.toml"
+    config.write_text("[tenants.acme]\nuids = [4001]\n[tenants.umbrella]\nuids = [4002]\n")
+    with served(tmp_path, config=str(config), tcp=False) as daemon:
+        there = daemon.unix_address
+        with client.open_pool(Reach(there, tenant="acme")) as pool:
+            assert pool.namespace(opaque()).put([bytes(16)], bytes(4096)).stored == 1
+        with client.open_pool(Reach(there, tenant="umbrella")) as pool:
+            assert pool.namespace(opaque()).lookup([bytes(16)]).blocks == 0
+        with pytest.raises(Refused, match="not the tenant"):
+            Operator.connect(Reach(there, tenant="nobody"), 5.0)
 
 
 # --- the feed ------------------------------------------------------------------------------------
