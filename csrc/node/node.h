@@ -135,8 +135,7 @@ struct NodeStats {
   std::uint64_t warm_units = 0, huge_units = 0, evicted_ahead = 0;
   // With an SSD tier.
   bool has_ssd = false, ssd_read_only = false;
-  bool ssd_busy =
-      false;  // the writer writes, deletes or moves, or has to: blocks may leave the SSD
+  bool ssd_busy = false;  // the writer has work: blocks may leave the SSD or move
   std::string ssd_read_only_reason;
   SsdFacts ssd_facts;
   SsdCounters ssd;
@@ -381,6 +380,7 @@ class Node {
   std::uint64_t syncs_asked_ = 0, syncs_done_ = 0;  // of the index, in order
   std::optional<Result<void>> ssd_resized_;
   std::uint32_t fetches_ = 0;
+  std::uint64_t ssd_stale_reads_ = 0;  // took a slot for damaged that was another block's by then
   std::thread writer_;
   BouncePool bounces_;
 
