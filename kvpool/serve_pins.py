@@ -26,6 +26,7 @@ class Pin:
 
     name: str
     namespace: str  # as the operator called it
+    asked: int  # blocks; those that were not there are not held
     bytes: int
     views: list[Any]  # memoryviews: each holds a lease of the core
 
@@ -54,21 +55,24 @@ class Pins:
             old = self._pins.pop(name, None)
             if views:
                 held = len(views) * space.block_bytes
-                self._pins[name] = Pin(name, namespace, held, views)
+                self._pins[name] = Pin(name, namespace, len(keys) // 16, held, views)
         if old is not None:
             _core.release_blocks(old.views)
         return len(views)
 
     def unpin(self, name: str) -> int:
-        """How many blocks it held. Raises BadArgument for a name that pins nothing."""
+        """How many blocks it held; 0 for a name that pins nothing."""
         with self._lock:
             pin = self._pins.pop(name, None)
-            known = ", ".join(sorted(self._pins)[:8]) or "none"
         if pin is None:
-            raise BadArgument(f"nothing is pinned as {name!r:.64}; there are: {known}")
+            return 0
         blocks = len(pin.views)
         _core.release_blocks(pin.views)
         return blocks
+
+    def has(self, name: str) -> bool:
+        """Whether something is pinned under that name."""
+        return name in self._pins
 
     def all(self) -> list[Pin]:
         """By name."""

@@ -8,87 +8,60 @@ Thread rule: every function from any thread but the event loop's.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
-from kvpool import _core
 from kvpool.manifest import Manifest
 from kvpool.observe import report
-from kvpool.serve_pins import Pins
+from kvpool.tenants.tenant import Tenant
 
 CLIENTS_MAX = 1000
 NAMESPACES_MAX = 1000
 
 
-class ClientFacts(Protocol):
-    """What is used of a client of the daemon."""
-
-    @property
-    def number(self) -> int: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def pid(self) -> int: ...
-    @property
-    def peer(self) -> object: ...
-    @property
-    def since(self) -> float: ...  # of time.monotonic()
-
-
-class Tenant(Protocol):
-    """What is used of a tenant of the daemon."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def node(self) -> _core.Node: ...
-    @property
-    def server(self) -> Any: ...
-    @property
-    def pins(self) -> Pins: ...
-    @property
-    def manifests(self) -> Mapping[int, Manifest]: ...  # by the namespace's number
-    @property
-    def refused(self) -> Mapping[str, int]: ...
-    def clients(self) -> Iterable[ClientFacts]: ...
-    def limits(self) -> Mapping[str, int]: ...
-    def opened(self, number: int) -> _core.OpenedSpace: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """The daemon as a whole."""
-
-    version: str
-    pid: int
-    started_s: float
-    budget_bytes: Callable[[], int]
-    is_ready: Callable[[], bool]
-    tenants: Callable[[], Mapping[str, Tenant]]
-    refused: Callable[[], Mapping[str, int]]
-
-
 def tenant_of(tenant: Tenant) -> report.Tenant:
     """Everything of one tenant, now. Takes its node's lock a few times, shortly."""
     stats, counted = tenant.node.stats(), tenant.node.traffic()
-    manifests = tenant.manifests
-    spaces = [_namespace(each, manifests.get(each["number"])) for each in counted]
-    traffic = report.total(each.traffic for each in spaces)
+    named = tenant.manifests()
+    spaces = [_namespace(each, named.get(each["number"])) for each in counted]
     spaces.sort(key=lambda each: each.traffic.requested + each.traffic.asked, reverse=True)
+    limits = tenant.limits
     return report.Tenant(
         name=tenant.name,
         dram=report.dram_of(stats),
         ssd=report.ssd_of(stats),
         policy=report.policy_of(stats),
-        traffic=traffic,
+        traffic=report.total(each.traffic for each in spaces),
         namespaces=spaces[:NAMESPACES_MAX],
         clients=_clients(tenant),
         lease_ages=list(tenant.server.lease_ages()),
         pinned_prefixes=len(tenant.pins),
-        limits=dict(tenant.limits()),
+        limits={
+            "dram_min": limits.dram_min,
+            "dram_max": limits.dram_max,
+            "ssd_capacity": limits.ssd_capacity,
+            "max_clients": limits.max_clients,
+            "put_bytes_per_s": limits.put_bytes_per_s,
+            "get_bytes_per_s": limits.get_bytes_per_s,
+        },
         refused=dict(tenant.refused),
     )
+
+
+def prefix_of(tenant: Tenant, found: Mapping[str, Any]) -> dict[str, Any]:
+    """One entry of Node.hottest(), with names beside its numbers."""
+    manifest = tenant.manifests().get(found["number"])
+    return {
+        "tenant": tenant.name,
+        "namespace": "" if manifest is None else label_of(manifest),
+        "tokens": 0 if manifest is None else manifest.block_tokens * found["depth"],
+        **found,
+    }
+
+
+def label_of(manifest: Manifest) -> str:
+    """What people call a namespace: its name, or the digits of its id."""
+    return manifest.name or manifest.namespace_id.hex()
 
 
 def _namespace(counted: Mapping[str, Any], manifest: Manifest | None) -> report.Namespace:
@@ -108,9 +81,9 @@ def _namespace(counted: Mapping[str, Any], manifest: Manifest | None) -> report.
 
 def _clients(tenant: Tenant) -> list[report.Client]:
     counted = {each["number"]: each for each in tenant.server.clients()}
-    now = time.monotonic()
+    now = time.time()
     found = []
-    for client in tenant.clients():
+    for client in list(tenant.clients):
         counts = counted.get(client.number)
         if counts is None:
             continue  # it came or went between the two
@@ -120,7 +93,7 @@ def _clients(tenant: Tenant) -> list[report.Client]:
                 name=client.name,
                 pid=client.pid,
                 peer=str(client.peer),
-                age_s=round(now - client.since, 3),
+                age_s=round(max(0.0, now - client.since), 3),
                 has_shm=counts["shm"],
                 bytes_in=counts["bytes_in"],
                 bytes_out=counts["bytes_out"],
@@ -134,30 +107,3 @@ def _clients(tenant: Tenant) -> list[report.Client]:
         )
     found.sort(key=lambda each: each.loaded_bytes + each.bytes_in, reverse=True)
     return found[:CLIENTS_MAX]
-
-
-def prefix_of(tenant: Tenant, found: Mapping[str, Any]) -> dict[str, Any]:
-    """One entry of Node.hottest(), with names instead of numbers."""
-    manifest = tenant.manifests.get(found["number"])
-    tokens = 0 if manifest is None else manifest.block_tokens * found["depth"]
-    name = "" if manifest is None else manifest.name or manifest.namespace_id.hex()
-    shown = {key: value for key, value in found.items() if key not in ("key", "number")}
-    return {
-        "tenant": tenant.name,
-        "namespace": name,
-        "key": bytes(found["key"]).hex(),
-        "tokens": tokens,
-        **shown,
-    }
-
-
-def curves_of(tenant: Tenant) -> dict[str, Any]:
-    """Node.reuse(), by the names of namespaces, and the sizes of the tiers now."""
-    counted, stats = tenant.node.reuse(), tenant.node.stats()
-    names = {n: m.name or m.namespace_id.hex() for n, m in list(tenant.manifests.items())}
-    return {
-        "all": counted["all"],
-        "spaces": {names.get(n, str(n)): curve for n, curve in counted["spaces"].items()},
-        "dram_bytes": stats["bytes_limit"],
-        "ssd_bytes": stats["ssd_payload_bytes"],
-    }
