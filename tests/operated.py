@@ -9,16 +9,22 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from typer.testing import CliRunner, Result
 
-from kvpool import cli, wire
+from kvpool import _core, cli, wire
 from kvpool.errors import BadArgument
+from kvpool.manifest import Manifest
 from kvpool.observe import report
+from kvpool.serve_observe import Observer
+from kvpool.serve_pins import Pins
 from tests import reports
+from tests.daemons import WatchedNode
 
 Operation = Callable[[dict[str, Any]], Mapping[str, Any]]
 ENVIRONMENT = {
@@ -121,19 +127,60 @@ def controlled(folder: Path, **operations: Operation) -> Iterator[ControlServer]
         server.stop()
 
 
+class Tenant:
+    """Of a daemon: as much of one as questions about blocks need, over a node in this process."""
+
+    def __init__(self, name: str, node: Any, manifests: Sequence[Manifest]) -> None:
+        self.name = name
+        self.node = WatchedNode(node)
+        self.node.instead["coldest"] = lambda: 0.25
+        self.pins = Pins(node, 0.5)
+        self._opened = [node.open_space(each.namespace_id, each.block_bytes) for each in manifests]
+        numbers = [_core.Space(each).number for each in self._opened]
+        self.manifests = dict(zip(numbers, manifests, strict=True))
+
+    def opened(self, number: int) -> Any:
+        return self._opened[list(self.manifests).index(number)]
+
+    def space(self, at: int) -> Any:
+        """To put into; of the manifest with that place."""
+        return _core.Space(self._opened[at])
+
+
+@dataclass(frozen=True)
+class Admin:
+    """Who asks."""
+
+    tenant: str = "default"
+    is_admin: bool = True
+
+
+def observing(*tenants: Tenant, caller: Admin | None = None) -> dict[str, Operation]:
+    """The operations of a daemon's observer on these tenants; its report is an example."""
+    by_name = {tenant.name: tenant for tenant in tenants}
+    parts: Any = types.SimpleNamespace(tenants=lambda: by_name)
+    asking: Any = caller or Admin(next(iter(by_name)))
+    told = Observer(parts).operations()
+
+    def bound(call: Any) -> Operation:
+        return lambda request: call(request, asking)
+
+    return {name: bound(call) for name, call in told.items() if name != "report"}
+
+
 def hottest(count: int) -> list[dict[str, Any]]:
-    """As a node tells them."""
+    """As a daemon tells them."""
     return [
         {
-            "number": n % 2,
-            "key": bytes([n + 1]) * 16,
+            "key": (bytes([n + 1]) * 16).hex(),
             "depth": 10 * (n + 1),
+            "tokens": 160 * (n + 1),
             "heat": 50.0 / (n + 1),
             "idle_s": 2.5 * n,
             "tiers": 1 + n % 3,
             "children": n,
             "tenant": "default",
-            "namespace": "chat" if n % 2 == 0 else "",
+            "namespace": "chat" if n % 2 == 0 else "02" * 16,
         }
         for n in range(min(count, 12))
     ]

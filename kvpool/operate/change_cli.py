@@ -173,16 +173,13 @@ def pin(
     from kvpool.operate import prefixes
 
     with options.reached(address, token_file, tenant) as operator:
-        manifest = prefixes.manifest_of(namespace, operator.manifests())
-        keys = prefixes.keys_of(manifest, tokens, key)
+        space = prefixes.space_of(namespace, operator.spaces())
+        keys = prefixes.given(tokens, key).keys(space.manifest)
         if not keys:
             options.fail("the prefix is shorter than one block: there is nothing to keep", status=2)
-        answer = operator.pin(prefixes.label(manifest), keys, name)
-    told = {each: value for each, value in answer.items() if each not in ("id", "ok")}
-    asked = len(keys) // 16
-    held = int(told.get("held", told.get("blocks", asked)))
+        held, asked = operator.pin(space, keys, name), len(keys) // 16
     if as_json:
-        options.print_json({"name": name, "asked": asked, **told})
+        options.print_json({"name": name, "asked": asked, "blocks": held})
     else:
         print(f"{name}: {held:,} of {asked:,} blocks are pinned")
     if held < asked:
@@ -199,12 +196,11 @@ def unpin(
 ) -> None:
     """Let a pinned prefix go again: it stays as long as it is warm."""
     with options.reached(address, token_file, tenant) as operator:
-        answer = operator.ask("unpin", name=name)
-    told = {each: value for each, value in answer.items() if each not in ("id", "ok")}
+        blocks = int(operator.ask("unpin", name=name)["blocks"])
     if as_json:
-        options.print_json({"name": name, **told})
+        options.print_json({"name": name, "blocks": blocks})
     else:
-        print(f"{name}: no longer pinned")
+        print(f"{name}: {blocks:,} blocks are no longer pinned")
 
 
 def pins(
@@ -223,10 +219,10 @@ def pins(
     from kvpool.operate import show
 
     made = show.table(
-        "", "name", "tenant", "namespace", "blocks", "held", "bytes", left=("tenant", "namespace")
+        "", "name", "tenant", "namespace", "blocks", "bytes", left=("tenant", "namespace")
     )
     for each in found:
-        sizes = (f"{each.blocks:,}", f"{each.held:,}", show.size(each.bytes))
+        sizes = (f"{each.blocks:,}", show.size(each.bytes))
         made.add_row(each.name, each.tenant, each.namespace, *sizes)
     show.show(made) if found else print("nothing is pinned")
 
