@@ -24,8 +24,6 @@ from kvpool.observe.history import History
 from kvpool.observe.http import Site
 from kvpool.observe.http_access import Access
 from kvpool.serve_plan import HttpPlan, Plan
-from kvpool.serve_report import label_of
-from kvpool.tenants.tenant import Tenant
 
 if TYPE_CHECKING:
     from kvpool.daemon import Daemon
@@ -126,18 +124,13 @@ class Facts:
             failed(error)
 
     def _curves(self) -> dict[str, dict[str, Any]]:
-        return {name: _curves_of(each) for name, each in list(self._daemon.tenants.items())}
+        return {name: _drawn(each) for name, each in self._daemon.observer.reuse().items()}
 
 
-def _curves_of(tenant: Tenant) -> dict[str, Any]:
-    """Node.reuse() as points to draw, by the names of namespaces."""
-    counted, stats = tenant.node.reuse(), tenant.node.stats()
-    sizes = stats["bytes_limit"], stats["ssd_payload_bytes"]
-    named = tenant.manifests()
-    spaces = {}
-    for number, each in counted["spaces"].items():
-        manifest = named.get(number)
-        spaces[str(number) if manifest is None else label_of(manifest)] = _points(each, *sizes)
+def _drawn(counted: Mapping[str, Any]) -> dict[str, Any]:
+    """Curves as points, of one tenant."""
+    sizes = counted["dram_bytes"], counted["ssd_bytes"]
+    spaces = {name: _points(each, *sizes) for name, each in counted["spaces"].items()}
     return {"all": _points(counted["all"], *sizes), "spaces": spaces}
 
 

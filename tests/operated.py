@@ -11,20 +11,24 @@ import socket
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from typer.testing import CliRunner, Result
 
-from kvpool import _core, cli, wire
-from kvpool.errors import BadArgument
+from kvpool import cli, wire
+from kvpool.errors import BadArgument, NotAllowed
 from kvpool.manifest import Manifest
 from kvpool.observe import report
+from kvpool.serve_control import Operation as ServedOperation
+from kvpool.serve_control import Refusals, Requests
+from kvpool.serve_log import open_log
 from kvpool.serve_observe import Observer
-from kvpool.serve_pins import Pins
+from kvpool.tenants.identity import Claim
+from kvpool.tenants.plans import Limits
+from kvpool.tenants.tenant import Client, Peer, Tenant
 from tests import reports
-from tests.daemons import WatchedNode
+from tests.daemons import BookServer
 
 Operation = Callable[[dict[str, Any]], Mapping[str, Any]]
 ENVIRONMENT = {
@@ -127,45 +131,45 @@ def controlled(folder: Path, **operations: Operation) -> Iterator[ControlServer]
         server.stop()
 
 
-class Tenant:
-    """Of a daemon: as much of one as questions about blocks need, over a node in this process."""
-
-    def __init__(self, name: str, node: Any, manifests: Sequence[Manifest]) -> None:
-        self.name = name
-        self.node = WatchedNode(node)
-        self.node.instead["coldest"] = lambda: 0.25
-        self.pins = Pins(node, 0.5)
-        self._opened = [node.open_space(each.namespace_id, each.block_bytes) for each in manifests]
-        numbers = [_core.Space(each).number for each in self._opened]
-        self.manifests = dict(zip(numbers, manifests, strict=True))
-
-    def opened(self, number: int) -> Any:
-        return self._opened[list(self.manifests).index(number)]
-
-    def space(self, at: int) -> Any:
-        """To put into; of the manifest with that place."""
-        return _core.Space(self._opened[at])
+LIMITS = Limits(
+    dram_min=0,
+    dram_max=1 << 30,
+    ssd_capacity=0,
+    max_clients=8,
+    put_bytes_per_s=0,
+    get_bytes_per_s=0,
+    pin_bytes=0,
+)
+NOBODY = Peer("uid:1000", 1, is_unix=True, uid=1000)
 
 
-@dataclass(frozen=True)
-class Admin:
-    """Who asks."""
+def tenant_of(name: str, node: Any, manifests: Sequence[Manifest]) -> Tenant:
+    """Of a daemon, over a node in this process."""
+    made = Tenant(name, node, BookServer(), LIMITS)
+    for each in manifests:
+        made.open_namespace(each, len(each.pack()))
+    return made
 
-    tenant: str = "default"
-    is_admin: bool = True
 
-
-def observing(*tenants: Tenant, caller: Admin | None = None) -> dict[str, Operation]:
-    """The operations of a daemon's observer on these tenants; its report is an example."""
+def observing(*tenants: Tenant, is_admin: bool = True) -> dict[str, Operation]:
+    """The operations of a daemon's observer, as the first of these tenants; its report is an
+    example."""
     by_name = {tenant.name: tenant for tenant in tenants}
-    parts: Any = types.SimpleNamespace(tenants=lambda: by_name)
-    asking: Any = caller or Admin(next(iter(by_name)))
-    told = Observer(parts).operations()
+    log = open_log("text", "error")
+    requests = Requests(by_name, log, Refusals())
+    daemon: Any = types.SimpleNamespace(tenants=by_name, requests=requests)
+    told = Observer(daemon).operations()
+    asking = Client(0, "test", 1, NOBODY, tenants[0], is_admin, Claim(1000))
 
-    def bound(call: Any) -> Operation:
-        return lambda request: call(request, asking)
+    def bound(operation: ServedOperation) -> Operation:
+        def answer(request: dict[str, Any]) -> Mapping[str, Any]:
+            if operation.needs_admin and not is_admin:
+                raise NotAllowed("for administrators")
+            return operation.call(request, asking)
 
-    return {name: bound(call) for name, call in told.items() if name != "report"}
+        return answer
+
+    return {name: bound(each) for name, each in told.items() if name != "report"}
 
 
 def hottest(count: int) -> list[dict[str, Any]]:

@@ -199,7 +199,7 @@ def tokens(tmp_path: Path) -> Path:
 def tenant() -> Iterator[Tenant]:
     """With the namespaces chat and chat-fp8, and nothing in them."""
     with opened("8MiB") as pool:
-        made = Tenant("default", pool._node, [CHAT, CHAT_FP8])
+        made = tenant_of("default", pool._node, [CHAT, CHAT_FP8])
         yield made
         made.pins.clear()
 
@@ -214,9 +214,14 @@ def keys_in(manifest: Manifest, tokens: Sequence[int] = TOKENS) -> list[bytes]:
     return [bytes(key) for key in prefix_keys(manifest.namespace_id, tokens, 4)]
 
 
+def space_of(tenant: Tenant, at: int) -> Any:
+    """For calls on blocks; the namespace that was opened as such a one."""
+    return _core.Space(tenant.opened(list(tenant.manifests().values())[at]))
+
+
 def stored(tenant: Tenant, at: int, keys: list[bytes]) -> None:
     """Puts blocks of zeros into one of its namespaces."""
-    space = tenant.space(at)
+    space = space_of(tenant, at)
     codes = space.put_codes(keys, bytes(space.block_bytes * len(keys)), None, None, None, 5.0)
     assert not any(codes)
 
@@ -226,7 +231,7 @@ def test_explain_hashes_here_and_names_the_cause(
 ) -> None:
     keys = keys_in(CHAT)
     stored(tenant, 0, keys)
-    tenant.space(0).remove(keys[1:2])
+    space_of(tenant, 0).remove(keys[1:2])
     words = ("explain", "--namespace", "chat", "--tokens", tokens, "--address", server.address)
     text, told = command(*words).stdout, json_of(*words)
     assert "Block 2 of 3 was removed less than a second ago" in text
@@ -269,7 +274,7 @@ def test_explain_by_keys_looks_nowhere_else(server: ControlServer, tenant: Tenan
 
 def test_explain_tells_of_another_tenant(tmp_path: Path, tenant: Tenant, tokens: Path) -> None:
     with opened("8MiB") as pool:
-        acme = Tenant("acme", pool._node, [CHAT])
+        acme = tenant_of("acme", pool._node, [CHAT])
         stored(acme, 0, keys_in(CHAT))
         with controlled(tmp_path, **observing(tenant, acme)) as server:
             there = ("--tokens", tokens, "--address", server.address)
@@ -279,8 +284,7 @@ def test_explain_tells_of_another_tenant(tmp_path: Path, tenant: Tenant, tokens:
             told = json_of("explain", "--namespace", id, *there)
             assert told["cause"] == "other_tenant"
             assert "tenant 'acme' has 3 blocks" in told["sentence"]
-        outsider = Admin("default", is_admin=False)
-        with controlled(tmp_path, **observing(tenant, acme, caller=outsider)) as server:
+        with controlled(tmp_path, **observing(tenant, acme, is_admin=False)) as server:
             words = ("--namespace", "chat", "--tokens", tokens, "--address", server.address)
             told = json_of("explain", *words)
     assert told["cause"] == "never_stored"
@@ -399,7 +403,7 @@ def test_pin_unpin_and_pins(server: ControlServer, tenant: Tenant, tokens: Path)
     assert command(*words, *there).stdout == "system: 3 of 3 blocks are pinned\n"
     assert json_of(*words, *there) == {"name": "system", "asked": 3, "blocks": 3}
     (only,) = json_of("pins", *there)
-    size = 3 * tenant.space(0).block_bytes
+    size = 3 * space_of(tenant, 0).block_bytes
     assert only == {
         "tenant": "default",
         "name": "system",

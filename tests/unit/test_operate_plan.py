@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.operated import Tenant, command, controlled, json_of, observing
+from tests.operated import command, controlled, json_of, observing, tenant_of
 from tests.pools import keys, opaque, opened
 from tests.unit.test_sizing import DEEPSEEK_V3, GPT_OSS_120B, LLAMA_3_8B
 
@@ -197,8 +197,9 @@ def test_a_table_for_each_tenant(tmp_path: Path) -> None:
 def test_a_real_pool_s_distances_are_read(tmp_path: Path) -> None:
     """200 blocks, used in turn ten times: half of them fit, and so none is ever a hit."""
     with opened("8MiB") as pool:
-        tenant = Tenant("default", pool._node, [opaque(name="chat", block_bytes=64 << 10)])
-        space = tenant.space(0)
+        chat = opaque(name="chat", block_bytes=64 << 10)
+        tenant = tenant_of("default", pool._node, [chat])
+        space = _core.Space(tenant.opened(chat))
         out = np.empty(64 << 10, np.uint8)
         for _ in range(10):
             for each in keys(range(200)):
