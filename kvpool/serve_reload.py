@@ -146,6 +146,4 @@ def _attempt(call: Callable[[], Any]) -> str | None:
 
 def _set_rates(tenant: Tenant) -> None:
     limits = tenant.limits
-    set_rates = getattr(tenant.server, "set_rates", None)
-    if set_rates is not None:
-        set_rates(limits.put_bytes_per_s, limits.get_bytes_per_s)
+    tenant.server.set_rates(limits.put_bytes_per_s, limits.get_bytes_per_s)

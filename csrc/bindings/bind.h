@@ -7,6 +7,7 @@ namespace kvpool {
 void bind_keys(nanobind::module_& m);
 void bind_replay(nanobind::module_& m);
 void bind_node(nanobind::module_& m);
+void bind_observe(nanobind::module_& m);
 void bind_space(nanobind::module_& m);
 void bind_layers(nanobind::module_& m);
 void bind_pinned(nanobind::module_& m);

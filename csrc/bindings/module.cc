@@ -18,6 +18,7 @@ NB_MODULE(_core, m) {
   kvpool::bind_pinned(m);
   kvpool::bind_ssd_scan(m);
   kvpool::bind_node(m);
+  kvpool::bind_observe(m);
   kvpool::bind_space(m);
   kvpool::bind_server(m);
   kvpool::bind_remote(m);

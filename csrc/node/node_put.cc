@@ -64,10 +64,11 @@ void Node::put(const PutRequest& request, BlockSource& source, PutStatus* status
     wait_until_durable(lock, call.blocks(done), request.deadline, request.given_up, statuses);
   call.unpin_all();
   if (tier_) wake_writer();
+  note_refused(request, done, statuses);
   lock.unlock();
   for (std::size_t i = done + 1; i < request.keys.size(); ++i)
     statuses[i] = PutStatus::chain_broken;
-  not_stored_.fetch_add(request.keys.size() - done, std::memory_order_relaxed);
+  if (!request.is_part) request.space.traffic->count_put({statuses, request.keys.size()});
 }
 
 PutStatus Node::store_block(Lock& lock, Call& call, std::size_t index, BlockSource& source) {
@@ -76,7 +77,7 @@ PutStatus Node::store_block(Lock& lock, Call& call, std::size_t index, BlockSour
   Store::Reserved reserved{};
   const PutStatus status = reserve_locked(lock, call.request, call.request.keys[index], reserved);
   if (status == PutStatus::present) {
-    store_->touch(reserved.record, clock_->now());
+    store_->refresh(reserved.record, clock_->now());
     call.pin(reserved.record);
     if (source.is_stream()) {
       lock.unlock();
@@ -109,7 +110,6 @@ PutStatus Node::store_block(Lock& lock, Call& call, std::size_t index, BlockSour
   if (committed == Store::Committed::index_full) return PutStatus::pool_index;
   call.pin(reserved.record);
   announce(call.request.space, call.request.keys[index]);
-  put_bytes_.fetch_add(call.request.space.block_bytes, std::memory_order_relaxed);
   queued_bytes_ += call.request.space.block_bytes;
   if (tier_ && queued_bytes_ >= (is_durable() ? kDurableGroupBytes : kGroupBytes)) wake_writer();
   return PutStatus::stored;
@@ -159,10 +159,17 @@ bool Node::back_with_pages(const Store::Reserved& reserved) {
   return ok;
 }
 
+// A put of one block in two steps: what became of it is known at the last of them.
 PutStatus Node::reserve(const PutRequest& request, Ticket& ticket) {
+  const PutStatus status = try_reserve(request, ticket);
+  if (status != PutStatus::stored) request.space.traffic->count_put({&status, 1});
+  return status;
+}
+
+PutStatus Node::try_reserve(const PutRequest& request, Ticket& ticket) {
   Lock lock(mutex_);
   drain_touches();
-  ticket = {};
+  ticket = {.space = &request.space};
   if (request.parent != nullptr && store_->find(request.space, *request.parent, ticket.parent))
     store_->pin(ticket.parent);
   Store::Reserved reserved{};
@@ -179,7 +186,7 @@ PutStatus Node::reserve(const PutRequest& request, Ticket& ticket) {
     settled_.notify_all();
     status = PutStatus::no_memory;
   } else if (status == PutStatus::present) {
-    store_->touch(reserved.record, clock_->now());
+    store_->refresh(reserved.record, clock_->now());
     if (is_durable()) {
       store_->pin(reserved.record);
       wait_until_durable(lock, {&reserved.record, 1}, request.deadline, request.given_up, &status);
@@ -187,10 +194,17 @@ PutStatus Node::reserve(const PutRequest& request, Ticket& ticket) {
     }
   }
   if (ticket.parent != kNoBlock) store_->unpin(ticket.parent);
+  if (status > PutStatus::present) note_refused(request, 0, &status);
   return status;
 }
 
 PutStatus Node::commit(const Ticket& ticket, const Hash128& sum, Deadline deadline) {
+  const PutStatus status = try_commit(ticket, sum, deadline);
+  ticket.space->traffic->count_put({&status, 1});
+  return status;
+}
+
+PutStatus Node::try_commit(const Ticket& ticket, const Hash128& sum, Deadline deadline) {
   Lock lock(mutex_);
   const auto [space, key] = store_->name_of(ticket.record);
   const auto committed = store_->commit(ticket.record, sum, ticket.parent, clock_->now());
@@ -209,6 +223,8 @@ PutStatus Node::commit(const Ticket& ticket, const Hash128& sum, Deadline deadli
     case Store::Committed::dropped:
       return PutStatus::dropped;
     case Store::Committed::index_full:
+      store_->note_refused(*space, key, static_cast<std::uint8_t>(PutStatus::pool_index),
+                           clock_->now());
       break;
   }
   return PutStatus::pool_index;
@@ -219,6 +235,8 @@ void Node::abort(const Ticket& ticket) {
   store_->abort(ticket.record);
   if (ticket.parent != kNoBlock) store_->unpin(ticket.parent);
   settled_.notify_all();
+  const PutStatus status = PutStatus::failed;
+  ticket.space->traffic->count_put({&status, 1});
 }
 
 }  // namespace kvpool

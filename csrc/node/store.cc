@@ -66,8 +66,11 @@ Store::Store(const StoreOptions& options, std::unique_ptr<Arena> arena,
       policy_(make_policy(options.policy,
                           {.blocks_max = records_max, .ghosts_max = 0, .tau_s = options.tau_s})),
       private_(records_max),
-      records_max_(records_max) {
+      records_max_(records_max),
+      departures_(Departures::entries_for(bytes_max_), options.salt),
+      reuse_(options.salt) {
   fit_ghosts();
+  fit_reach();
 }
 
 Store::~Store() = default;
@@ -96,6 +99,7 @@ Result<Namespace*> Store::open_namespace(const Hash128& id, std::uint64_t block_
 
 void Store::drop(Namespace& space) {
   dead_ += space.blocks;
+  reuse_.drop_space(space.number);
   if (ssd_) ssd_->drop_space(space.incarnation.load(std::memory_order_relaxed));
   namespaces_.renew(space);
   announce(space);
@@ -143,6 +147,7 @@ Store::Reserved Store::reserve(const Namespace& space, const Hash128& key, Secon
                        .state = State::reserved,
                        .klass = static_cast<std::uint8_t>(space.size_class),
                        .parked = false,
+                       .unworthy = false,
                        .flags = kInDram};
   index_->prepare(*record, {key, incarnation, space.block_bytes, slot->offset});
   pending_.emplace(PendingKey{key, incarnation}, *record);
@@ -198,6 +203,7 @@ Store::Committed Store::commit(BlockId record, const Hash128& sum, BlockId paren
   const bool known = parent != kNoBlock && private_[parent].state == State::resident;
   const bool is_remembered = enter_dram_order(record, known ? parent : kNoBlock, now);
   if (ssd_) has_come(record, known ? parent : kNoBlock, is_remembered, now);
+  reuse_.add(reuse_of(record, *space), now);
   return Committed::stored;
 }
 
@@ -234,8 +240,12 @@ std::optional<BlockId> Store::take_record() {
 }
 
 void Store::free_record(BlockId record) {
-  private_[record] = {
-      .pins_or_next = free_head_, .state = State::free, .klass = 0, .parked = false, .flags = 0};
+  private_[record] = {.pins_or_next = free_head_,
+                      .state = State::free,
+                      .klass = 0,
+                      .parked = false,
+                      .unworthy = false,
+                      .flags = 0};
   free_head_ = record + 1;
   ++free_count_;
 }
@@ -274,6 +284,18 @@ void Store::unpin(BlockId record) {
 }
 
 void Store::touch(BlockId record, Seconds now) {
+  if (const Namespace* space = namespaces_.of(index_->fields(record).incarnation))
+    reuse_.add(reuse_of(record, *space), now);
+  use(record, now);
+}
+
+void Store::refresh(BlockId record, Seconds now) {
+  if (const Namespace* space = namespaces_.of(index_->fields(record).incarnation))
+    reuse_.refresh(reuse_of(record, *space), now);
+  use(record, now);
+}
+
+void Store::use(BlockId record, Seconds now) {
   Private& mine = private_[record];
   if ((mine.flags & kInDram) != 0) policy_->touch(record, now);
   if (!ssd_) return;
@@ -355,6 +377,8 @@ void Store::check_invariants() const {
   slabs_.check_invariants();
   index_->check_invariants();
   policy_->check_invariants();
+  departures_.check_invariants();
+  reuse_.check_invariants();
   if (ssd_) check_ssd_invariants();
 }
 

@@ -28,11 +28,13 @@
 #include "base/lazy_array.h"
 #include "base/status.h"
 #include "memory/slab_pool.h"
+#include "node/departures.h"
 #include "node/hazards.h"
 #include "node/index_writer.h"
 #include "node/namespaces.h"
 #include "node/ssd_books.h"
 #include "policy/policy.h"
+#include "policy/reuse_book.h"
 
 namespace kvpool {
 
@@ -141,7 +143,9 @@ class Store {
   void touch(BlockId record, Seconds now);
   // A touch reported from outside: counts only if that generation is still there.
   void touch(BlockId record, std::uint64_t generation, Seconds now);
-  void remove(BlockId record, Seconds now) { retire(record, Leave::removed, now); }
+  // A put found it here: as good as a use for what stays, but nobody asked for the block.
+  void refresh(BlockId record, Seconds now);
+  void remove(BlockId record, Seconds now) { retire(record, Gone::removed, now); }
 
   // --- making room ---
   bool evict_one(Seconds now);
@@ -239,6 +243,25 @@ class Store {
   void set_ssd_units(const SsdFacts& facts);
   bool is_ssd_shrinking() const { return is_ssd_shrinking_; }
 
+  // --- for those who ask about blocks (store_observe.cc) ---
+  struct Explained {
+    std::uint64_t tiers = 0;  // TierBits; 0 = nowhere, and then only `gone` and `ghost_heat` count
+    double heat = 0;
+    double temperature = 0;         // of the tier it lies in; the fastest, if there are two
+    std::optional<Seconds> idle_s;  // nullopt: this policy keeps no times
+    std::uint32_t pins = 0;         // clients that read it in place count as one
+    std::optional<Departure> gone;
+    std::optional<double> ghost_heat;
+  };
+  Explained explain(const Namespace& space, const Hash128& key, Seconds now) const;
+  // A put that was turned away, so that this can be said of a block that never came.
+  void note_refused(const Namespace& space, const Hash128& key, std::uint8_t status, Seconds now);
+  const ReuseBook& reuse() const { return reuse_; }
+  std::uint32_t records_used() const { return records_used_; }
+  bool is_resident(BlockId record) const { return private_[record].state == State::resident; }
+  // Knows every block that is resident, in whichever tier.
+  const Policy& uses() const { return ssd_ ? ssd_->heat() : *policy_; }
+
   // --- facts ---
   // Of a reservation or block; nullptr: its namespace was dropped.
   std::pair<const Namespace*, Hash128> name_of(BlockId record) const {
@@ -273,7 +296,8 @@ class Store {
     std::uint32_t pins_or_next;  // free: next free record + 1
     State state;
     std::uint8_t klass;
-    bool parked;  // resident and pinned, found so by an eviction: out of the policy's order
+    bool parked : 1;    // resident and pinned, found so by an eviction: out of the policy's order
+    bool unworthy : 1;  // colder than all on the SSD when it was to be written
     std::uint8_t flags;
   };
   static_assert(sizeof(Private) == 8);
@@ -315,7 +339,11 @@ class Store {
   bool is_movable(BlockId record) const;
   bool empty_slab(SlabId slab, const std::vector<std::uint32_t>& owners);
   bool sweep_some(Seconds now);
-  void retire(BlockId record, Leave why, Seconds now);
+  void retire(BlockId record, Gone why, Seconds now);
+  void note_gone(BlockId record, Gone why, Seconds now);
+  void use(BlockId record, Seconds now);
+  ReuseBook::Use reuse_of(BlockId record, const Namespace& space) const;
+  void fit_reach();
   void release_slots(BlockId record);
   void vacate(std::uint64_t offset);
   bool is_named(BlockId record) const { return hazards_.names(index_->fields(record).offset); }
@@ -387,6 +415,8 @@ class Store {
   std::vector<BlockId> named_;              // resident, parked because a client names them
   std::vector<std::uint32_t> steal_later_;  // per class: reservations to wait before trying again
   StoreCounters counters_;
+  Departures departures_;
+  ReuseBook reuse_;
 };
 
 }  // namespace kvpool

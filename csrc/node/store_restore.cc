@@ -50,6 +50,7 @@ bool Store::restore_entry(const BlockKey& key, const BlockEntry& entry) {
                        .state = State::resident,
                        .klass = static_cast<std::uint8_t>(space.size_class),
                        .parked = false,
+                       .unworthy = false,
                        .flags = kOnSsd | kRestored};
   if (!ssd_->restore_slot(place, *record)) {
     free_record(*record);
@@ -131,7 +132,7 @@ void Store::restore_chains(const ParentOf& parent_of, const HeatOf& heat_of, Sec
       ssd_->heat().set_heat(record, heat_of(record), now);
     }
   }
-  for (auto it = orphans.rbegin(); it != orphans.rend(); ++it) retire(*it, Leave::removed, now);
+  for (auto it = orphans.rbegin(); it != orphans.rend(); ++it) retire(*it, Gone::lost, now);
   counters_.restored_orphans = orphans.size();
   counters_.restored -= orphans.size();
   restoring_.clear();

@@ -26,18 +26,20 @@ constexpr std::uint64_t kReadersPerClient = 32;
 
 // The one way a block leaves. First it becomes unreadable, then the fence, then who pins it is
 // looked at; only after that may its slot be reused, moved or punched.
-void Store::retire(BlockId record, Leave why, Seconds now) {
+void Store::retire(BlockId record, Gone why, Seconds now) {
   Private& mine = private_[record];
   KVP_CHECK(mine.state == State::resident);
+  note_gone(record, why, now);
   const IndexWriter::Fields fields = index_->fields(record);
   index_->withdraw(record);
   index_->erase(fields.key, fields.incarnation, record);
   const std::uint64_t name = fingerprint(fields.incarnation, fields.key);
+  const Leave leave = why <= Gone::evicted_ssd ? Leave::evicted : Leave::removed;
   if (is_in_dram(record)) {
-    policy_->erase(record, name, why, now);
+    policy_->erase(record, name, leave, now);
     --in_dram_;
   }
-  if (ssd_) ssd_->heat().erase(record, name, why, now);
+  if (ssd_) ssd_->heat().erase(record, name, leave, now);
   mine.parked = false;
   unqueue(record);
   mine.flags &= static_cast<std::uint8_t>(~(kSsdParked | kUsed));
@@ -46,7 +48,7 @@ void Store::retire(BlockId record, Leave why, Seconds now) {
     --space->blocks;
   else
     --dead_;
-  if (why == Leave::removed) ++counters_.removed;
+  if (leave == Leave::removed) ++counters_.removed;
   if (mine.pins_or_next > 0) {
     mine.state = State::zombie;
     ++zombies_;
@@ -109,7 +111,7 @@ void Store::leave_dram(BlockId record, Seconds now) {
   ++counters_.evictions;
   if (is_on_ssd(record)) return demote(record, now);
   counters_.evicted_unwritten += is_due(record);
-  retire(record, Leave::evicted, now);
+  retire(record, private_[record].unworthy ? Gone::not_worth : Gone::evicted, now);
 }
 
 // `made`: the class has a free slot, and one more block is within the limit.
@@ -346,7 +348,7 @@ bool Store::sweep(std::uint32_t records, Seconds now) {
     const BlockId record = sweep_at_++;
     if (private_[record].state != State::resident) continue;
     if (namespaces_.of(index_->fields(record).incarnation) == nullptr)
-      retire(record, Leave::removed, now);
+      retire(record, Gone::dropped, now);
   }
   return dead_ > 0;
 }
@@ -355,6 +357,7 @@ void Store::set_limit(std::uint64_t bytes, std::uint64_t blocks_limit) {
   slabs_.set_limit(static_cast<std::uint32_t>(bytes / kUnitBytes));
   blocks_limit_ = blocks_limit;
   fit_ghosts();
+  fit_reach();
 }
 
 bool Store::shrink_step(Seconds now) {

@@ -14,6 +14,7 @@ void Store::attach_ssd(const SsdBooksOptions& options) {
                                             bytes_limit() / 100 / 32);  // as for DRAM
   ssd_ = std::make_unique<SsdBooks>(full);
   takes_writes_ = true;
+  fit_reach();
 }
 
 // The files are closed: what lies in them stays there, and is nothing to us any more.
@@ -26,7 +27,7 @@ void Store::detach_ssd() {
     const bool is_only_there = mine.state == State::resident && !is_in_dram(record);
     if (is_on_ssd(record)) --on_ssd_;
     mine.flags &= kInDram | kLoading;
-    if (is_only_there) retire(record, Leave::removed, 0);
+    if (is_only_there) retire(record, Gone::lost, 0);
   }
   ssd_.reset();
 }
@@ -45,6 +46,7 @@ void Store::write_soon(BlockId record) {
   if (!takes_writes_ || mine.state != State::resident) return;  // a zombie goes with its last pin
   if ((mine.flags & (kOnSsd | kQueued | kWriting)) != 0) return;
   mine.flags |= kQueued;
+  mine.unworthy = false;
   ssd_->queue().push(record);
 }
 
@@ -156,7 +158,7 @@ void Store::lose_ssd_copy(BlockId record, bool quarantine, Seconds now) {
   // On its way to another slot, with bytes that are compared, or from DRAM.
   if ((mine.flags & kWriting) != 0) return;
   ++counters_.ssd_lost;
-  if (!is_in_dram(record)) return retire(record, Leave::removed, now);
+  if (!is_in_dram(record)) return retire(record, Gone::lost, now);
   ssd_->heat().let_go(record);  // children there must not name a parent that is not
   drop_ssd_copy(record);
   write_soon(record);

@@ -33,6 +33,7 @@ Store::Added Store::make_ssd_room(BlockId record, ClassId klass, bool must, Seco
   const auto coldest = ssd_->heat().coldest(SsdBooks::group_of(from));
   if (!must && coldest && own <= *coldest) {
     ++counters_.not_worth;
+    private_[record].unworthy = true;
     return Added::never;
   }
   return evict_from_ssd(from, now, kUncoverMax) ? Added::not_now : Added::no_room;
@@ -70,7 +71,7 @@ bool Store::evict_from_ssd(ClassId klass, Seconds now, int uncover_max) {
       drop_ssd_copy(record);
       heat.give_back(record);
     } else {
-      retire(record, Leave::evicted, now);
+      retire(record, Gone::evicted_ssd, now);
     }
     return true;
   }
@@ -89,7 +90,7 @@ bool Store::drop_coldest_unwritten(Seconds now) {
     }
     ++counters_.evictions;
     counters_.evicted_unwritten += is_due(record);
-    retire(record, Leave::evicted, now);
+    retire(record, mine.unworthy ? Gone::not_worth : Gone::evicted, now);
     return true;
   }
 }
@@ -246,6 +247,7 @@ void Store::make_room_to_move(ClassId klass, Seconds now) {
 
 void Store::set_ssd_units(const SsdFacts& facts) {
   ssd_->set_facts(facts);
+  fit_reach();
   is_ssd_shrinking_ = true;  // or so; the next group looks
   // Nothing more goes into what lies beyond the end.
   SlabPool& slots = ssd_->slots();

@@ -37,6 +37,7 @@ class ChainOrder {
   void set_group(BlockId id, Group group);
   // The block it was inserted behind, kNoBlock when that is gone.
   BlockId parent(BlockId id) const { return parent_of(nodes_[id]); }
+  std::uint32_t depth(BlockId id) const { return static_cast<std::uint32_t>(nodes_[id].depth); }
   std::uint64_t rank(BlockId id) const { return nodes_[id].rank; }
   void set_rank(BlockId id, std::uint64_t rank);
 

@@ -28,9 +28,14 @@ void HeatClock::advance(Seconds now) {
   }
   if (now <= now_) return;
   half_lives_ = half_lives_at(now);
+  tick_ = tick_at(now);
   now_ = now;
-  const double ticks = std::fmod((now_ - origin_) * kTicksPerSecond, double{kTickMask} + 1);
-  tick_ = static_cast<std::uint32_t>(ticks) & kTickMask;
+}
+
+std::uint32_t HeatClock::tick_at(Seconds now) const {
+  if (!is_started_ || !std::isfinite(now) || now <= now_) return tick_;
+  const double ticks = std::fmod((now - origin_) * kTicksPerSecond, double{kTickMask} + 1);
+  return static_cast<std::uint32_t>(ticks) & kTickMask;
 }
 
 double HeatClock::half_lives_at(Seconds now) const {

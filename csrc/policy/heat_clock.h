@@ -34,6 +34,7 @@ class HeatClock {
   // What half_lives() would be after advance(now), were tau to stay.
   double half_lives_at(Seconds now) const;
   std::uint32_t tick() const { return tick_; }
+  std::uint32_t tick_at(Seconds now) const;
   double tau_s() const { return tau_s_; }
 
   // A block last used at `last_tick` was used again.

@@ -43,6 +43,10 @@ class Lru final : public OrderedPolicy {
     return std::exp2(-age / (kUnitsPerSecond * kHalfLife_s));
   }
 
+  std::optional<Seconds> idle_s(BlockId id, Seconds now) const override {
+    return static_cast<double>(latest_at(now) - order_.rank(id)) / kUnitsPerSecond;
+  }
+
   void set_heat(BlockId id, double heat, Seconds now) override {
     start(now);
     latest_ = latest_at(now);  // so that the next use is later than the block is now

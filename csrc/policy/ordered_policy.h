@@ -12,6 +12,7 @@ class OrderedPolicy : public Policy {
   void erase(BlockId id, Fingerprint, Leave, Seconds) override { order_.erase(id); }
   void regroup(BlockId id, Group group) override { order_.set_group(id, group); }
   BlockId parent(BlockId id) const override { return order_.parent(id); }
+  std::uint32_t depth(BlockId id) const override { return order_.depth(id); }
   void let_go(BlockId id) override { order_.let_go(id); }
   BlockId take_coldest(Group group) override { return order_.take_first(group); }
   void give_back(BlockId id) override { order_.give_back(id); }

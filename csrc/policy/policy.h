@@ -96,6 +96,14 @@ class Policy {
   // blocks put back lie in order of heat. No effect in policies without heat.
   virtual void set_heat(BlockId id, double heat, Seconds now) = 0;
 
+  // What people ask of one block. Seconds since its last use, to 1/8 s and modulo 36 h; nullopt in
+  // policies that keep no times.
+  virtual std::optional<Seconds> idle_s(BlockId, Seconds) const { return std::nullopt; }
+  // Blocks before it in its chain, as known when it came in; at most 65,535.
+  virtual std::uint32_t depth(BlockId id) const = 0;
+  // The heat it would go on from, of a block that is gone; nullopt: forgotten, or never remembered.
+  virtual std::optional<double> ghost_heat(Fingerprint, Seconds) const { return std::nullopt; }
+
   // Bounds the ghosts anew, dropping the oldest (a pool that was resized).
   virtual void set_ghosts_max(std::uint64_t ghosts_max) = 0;
 

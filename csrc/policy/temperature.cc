@@ -80,6 +80,16 @@ class Temperature final : public OrderedPolicy {
     return std::exp2(temperature(id) - clock_.half_lives_at(now));
   }
 
+  std::optional<Seconds> idle_s(BlockId id, Seconds now) const override {
+    return ((clock_.tick_at(now) - tick_of(order_.rank(id))) & kTickMask) / kTicksPerSecond;
+  }
+
+  std::optional<double> ghost_heat(Fingerprint fp, Seconds now) const override {
+    const auto rank = ghosts_.look(fp);
+    if (!rank) return std::nullopt;
+    return std::exp2(temperature_of(*rank) - clock_.half_lives_at(now));
+  }
+
   void set_heat(BlockId id, double heat, Seconds now) override {
     clock_.advance(now);
     const double temperature =

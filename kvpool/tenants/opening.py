@@ -42,12 +42,10 @@ def _open_node(plan: TenantPlan) -> _core.Node:
 
 
 def _rates(plan: TenantPlan) -> dict[str, int]:
-    """Only where there are any."""
-    rates = {
+    return {
         "put_bytes_per_s": plan.limits.put_bytes_per_s,
         "get_bytes_per_s": plan.limits.get_bytes_per_s,
     }
-    return rates if any(rates.values()) else {}
 
 
 def tell_if_buffered(plan: TenantPlan, stats: dict[str, Any], log: EventLog) -> None:

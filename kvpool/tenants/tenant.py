@@ -20,10 +20,12 @@ from typing import Any, Protocol
 from kvpool import _core, wire
 from kvpool.errors import ManifestMismatch, NoResource
 from kvpool.manifest import Manifest
+from kvpool.serve_pins import Pins
 from kvpool.tenants.identity import Claim
 from kvpool.tenants.plans import DEFAULT_TENANT, Limits
 from kvpool.wire_proof import Verifier
 
+PINNED_SHARE = 0.5  # of a tenant's DRAM that an operator may pin
 NAMED_BYTES_MAX = 64 << 20  # of manifests that a tenant's namespaces are known by
 
 
@@ -39,6 +41,9 @@ class Server(Protocol):
     def make_shm(self, client: int, fd: int) -> tuple[list[int], dict[str, Any]]: ...
     def start_shm(self, client: int) -> None: ...
     def stats(self) -> dict[str, Any]: ...
+    def clients(self) -> list[dict[str, Any]]: ...
+    def lease_ages(self) -> list[int]: ...
+    def set_rates(self, put_bytes_per_s: int, get_bytes_per_s: int) -> None: ...
     def drain(self, timeout_s: float) -> bool: ...
     def close(self) -> None: ...
 
@@ -91,6 +96,7 @@ class Tenant:
         self.clients: list[Client] = []  # connected now
         self.refused: Counter[str] = Counter()  # of this tenant's connections and requests
         self.named: dict[int, Manifest] = {}  # by the number of the namespace in the node
+        self.pins = Pins(node, PINNED_SHARE)
         self._lock = threading.Lock()  # guards what follows, and changes of `named`
         self._by_name: dict[str, Manifest] = {}
         self._named_bytes = 0
@@ -124,6 +130,21 @@ class Tenant:
                 self.named[number] = manifest
                 self._named_bytes += packed_bytes
         return number
+
+    def manifests(self) -> dict[int, Manifest]:
+        """Those that are known, by the number of their namespace in the node: a copy."""
+        with self._lock:
+            return dict(self.named)
+
+    def number_of(self, manifest: Manifest) -> int | None:
+        """Of a namespace that somebody opened since the start."""
+        found = (number for number, one in self.manifests().items() if one == manifest)
+        return next(found, None)
+
+    def opened(self, manifest: Manifest) -> _core.OpenedSpace:
+        """Its namespace, for calls on blocks in this process."""
+        assert manifest.block_bytes is not None  # computed by the manifest
+        return self.node.open_space(self.space_id(manifest), manifest.block_bytes)
 
     def stats(self) -> dict[str, Any]:
         """Of this tenant as it may know itself."""

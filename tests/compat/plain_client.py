@@ -20,8 +20,8 @@ MASK = (1 << 64) - 1
 HEAD = struct.Struct("<6sHI")
 
 INCARNATIONS = 4096  # offsets in the index
-IN_USE, HAZARDS, COUNTERS = 4096, 4160, 6208  # in the control memory
-CLAIMED, TOUCHES, LANES = 6656, 6728, 204_800
+IN_USE, HAZARDS, TRAFFIC = 4096, 4160, 6208  # in the control memory
+CLAIMED, TOUCHES, LANES = 22_592, 22_664, 221_184
 ASKED, STAGED, TAKEN, ANSWERED, DONE, MISS, REFUSED = 0, 128, 192, 256, 272, 280, 288  # in a lane
 NODE_POLLS, STATUS = 264, 320
 PUT, GET = 1, 2
@@ -194,9 +194,11 @@ class SharedMemory:
         self.store(entry, record.generation)
         self.store(CLAIMED, at + 1)
 
-    def count(self, counter: int, more: int) -> None:
-        at = COUNTERS + 64 * counter
-        self.store(at, self.load(self.control, at) + more)
+    def count(self, row: int, space: int, at: int, more: int) -> None:
+        """`at`: offset of a word in the row, which is this namespace's from now on."""
+        start = TRAFFIC + 256 * row
+        self.store(start, space + 1)
+        self.store(start + at, self.load(self.control, start + at) + more)
 
 
 class Lane:

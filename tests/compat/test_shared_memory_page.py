@@ -82,7 +82,7 @@ def tells_what_it_used(plain: Plain) -> None:
     plain.memory.touch(record)
     assert plain.control.ask("temperature", **asked)["temperature"] > before
     gets = plain.node(GETS)
-    plain.memory.count(0, 3)
+    plain.memory.count(7, plain.space, 64, 3)
     assert plain.node(GETS) == gets + 3
 
 

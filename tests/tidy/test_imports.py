@@ -49,6 +49,7 @@ RANKS = {
         "replay",
         "bench",
         "observe",
+        "operate",
         "serve_control",
         "serve_clients",
         "serve_listen",
