@@ -146,16 +146,13 @@ def reload(
 ) -> None:
     """Have a daemon read its configuration again, as SIGHUP does. For an admin."""
     with options.reached(address, token_file, tenant) as operator:
-        answer = operator.ask("reload", _WORK_S)
-    told = {name: value for name, value in answer.items() if name not in ("id", "ok")}
+        left_out = [str(each) for each in operator.ask("reload", _WORK_S)["needs_restart"]]
     if as_json:
-        options.print_json(told)
+        options.print_json({"needs_restart": left_out})
         return
-    for what in ("changed", "needs_restart"):
-        if told.get(what):
-            print(f"{what.replace('_', ' ')}: {', '.join(map(str, told[what]))}")
-    if not any(told.values()):
-        print("read again; nothing has changed")
+    print("read again")
+    if left_out:
+        print(f"needs a restart: {', '.join(left_out)}")
 
 
 def pin(
@@ -219,10 +216,10 @@ def pins(
     from kvpool.operate import show
 
     made = show.table(
-        "", "name", "tenant", "namespace", "blocks", "bytes", left=("tenant", "namespace")
+        "", "name", "tenant", "namespace", "blocks", "of", "bytes", left=("tenant", "namespace")
     )
     for each in found:
-        sizes = (f"{each.blocks:,}", show.size(each.bytes))
+        sizes = (f"{each.blocks:,}", f"{each.asked:,}", show.size(each.bytes))
         made.add_row(each.name, each.tenant, each.namespace, *sizes)
     show.show(made) if found else print("nothing is pinned")
 
