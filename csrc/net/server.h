@@ -32,9 +32,9 @@ struct ServerOptions {
   std::chrono::milliseconds request_max{30'000};
   // A peer that takes or sends no byte for so long, in the middle of a payload, is closed.
   std::chrono::milliseconds stall_max{5'000};
-  // Of payload, over all connections of this server together (net/rate_limit.h); 0 = no limit. A
-  // request over it is answered with PutStatus::limited or Miss::limited at once; nobody waits. What
-  // shm clients read in place passes no server and cannot be limited.
+  // Of payload, over all connections of this server together (net/rate_limit.h); 0 = no limit. What
+  // is over it is answered at once with PutStatus::limited or Miss::limited; nobody waits. What shm
+  // clients read in place passes no server and cannot be limited.
   std::uint64_t put_bytes_per_s = 0, get_bytes_per_s = 0;
 };
 

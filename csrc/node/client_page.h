@@ -1,5 +1,6 @@
 // What a client of the same host tells the node without asking: which blocks it reads in place,
-// which it has used, and how much it has read. Lies in memory that the client writes and the node reads.
+// which it has used, and how much it has read. Lies in memory that the client writes and the node
+// reads.
 //
 // Pin:  client  reads the record: generation, slot -> in_use bit -> word = slot -> FULL fence -> is
 //               the generation still the record's? yes: the slot keeps its bytes until the word is

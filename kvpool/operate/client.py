@@ -103,7 +103,9 @@ class Operator:
     @classmethod
     def connect(cls, reach: Reach, timeout_s: float = ANSWER_S) -> Self:
         """One try at each address. Raises Unreachable, Refused, BadArgument."""
-        caller = caller_of(_NAME, None, reach.token_file, reach.tenant, connections=0)
+        caller = caller_of(
+            _NAME, None, reach.token_file, reach.tenant, connections=0, wants_shm=False
+        )
         reasons = []
         for address in _candidates(reach.address, os.environ):
             try:
@@ -113,7 +115,6 @@ class Operator:
             except Unreachable as error:
                 reasons.append(str(error))
                 continue
-            link.forgo_shm()
             return cls(link, str(address), caller.tenant)
         raise Unreachable(_nobody(reach, reasons))
 

@@ -136,7 +136,7 @@ TEST_CASE("rate: puts over streams are refused as a whole, and what is there is 
     CHECK(!served.pool.has(of, key_of(10)));
     tally.looked(1, 0);
     CHECK(served.server->stats().closed_garbage == 0);  // its payload was taken off the stream
-    // 20 blocks are more than a client sends without asking first: those that are there are skipped.
+    // 20 blocks are more than is sent without a look first: those that are there are skipped.
     const auto behind = put(0, 20);
     CHECK(test::all_are(std::span(behind).first(4), PutStatus::present));
     CHECK(behind[4] == PutStatus::limited);

@@ -1,5 +1,5 @@
-// Through whatever channel a block is asked for, the node's figures say so once; and what it tells of
-// its clients.
+// Through whatever channel a block is asked for, the node's figures say so once; and what it tells
+// of its clients.
 #include <sys/socket.h>
 
 #include <random>
@@ -255,7 +255,7 @@ TEST_CASE("net traffic: blocks of the SSD, through every channel") {
   CHECK(totals.loaded_ssd <= host.node->stats().ssd_hits);
 }
 
-// --- clients and their leases ----------------------------------------------------------------------
+// --- clients and their leases --------------------------------------------------------------------
 
 TEST_CASE("net traffic: leases are told with their age, and by client") {
   const ShmHost host(Pool::plain(32 * kMiB));

@@ -11,22 +11,16 @@ import msgspec
 import pytest
 
 import kvpool
+from kvpool import _core
 from kvpool.keys import prefix_keys
 from kvpool.manifest import Manifest
 from kvpool.observe import report
 from kvpool.operate import change_cli, prefixes, show, tables
 from kvpool.operate.client import Space
 from kvpool.operate.feed import Sample
+from kvpool.tenants.tenant import Tenant
 from tests import reports
-from tests.operated import (
-    Admin,
-    ControlServer,
-    Tenant,
-    command,
-    controlled,
-    json_of,
-    observing,
-)
+from tests.operated import ControlServer, command, controlled, json_of, observing, tenant_of
 from tests.pools import ROOT, opaque, opened
 from tests.served import served
 
@@ -214,7 +208,7 @@ def keys_in(manifest: Manifest, tokens: Sequence[int] = TOKENS) -> list[bytes]:
     return [bytes(key) for key in prefix_keys(manifest.namespace_id, tokens, 4)]
 
 
-def space_of(tenant: Tenant, at: int) -> Any:
+def space_of(tenant: Tenant, at: int) -> _core.Space:
     """For calls on blocks; the namespace that was opened as such a one."""
     return _core.Space(tenant.opened(list(tenant.manifests().values())[at]))
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvpool import _core
 from tests.operated import command, controlled, json_of, observing, tenant_of
 from tests.pools import keys, opaque, opened
 from tests.unit.test_sizing import DEEPSEEK_V3, GPT_OSS_120B, LLAMA_3_8B
