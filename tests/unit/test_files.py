@@ -169,9 +169,11 @@ def test_writers_of_one_key_never_mix(space: kvpool.Namespace) -> None:
 
     with ThreadPoolExecutor(5) as threads:
         reader = threads.submit(read)
-        for each in [threads.submit(write, at) for at in range(4)]:
-            each.result()
-        stop.set()
+        try:
+            for each in [threads.submit(write, at) for at in range(4)]:
+                each.result()
+        finally:
+            stop.set()
         reader.result()
     assert seen <= {*contents, None}
     put(space, "k", contents[1])
