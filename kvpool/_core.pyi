@@ -250,6 +250,15 @@ class Node:
     def resize(self, dram: int | None, max_blocks: int | None, timeout_s: object | None) -> int: ...
     def trim(self) -> None: ...
     def stats(self) -> dict[str, Any]: ...
+    def traffic(self) -> list[dict[str, Any]]:
+        """
+        What was asked of each namespace and what became of it, through all channels; by
+        number. Blocks: lookup_blocks = lookup_dram + lookup_ssd + lookup_missed +
+        lookup_behind; get_blocks = loaded_dram + loaded_ssd + sum(missed), by Miss, of gets
+        and views; put_blocks = sum(put_status), by Reason (1: present). A drop leaves all of it
+        as it is. Releases the GIL; about 1 us a namespace.
+        """
+
     def settle(self, timeout_s: object | None) -> bool:
         """
         Wait until the node's thread has nothing left to do; False at the timeout.
@@ -427,6 +436,8 @@ class Server:
         lanes: int = 4,
         staging_bytes: int = 67108864,
         pin_bytes: int = 0,
+        put_bytes_per_s: int = 0,
+        get_bytes_per_s: int = 0,
     ) -> Server: ...
     def add_client(self) -> int: ...
     def drop_client(self, client: int) -> None:
@@ -443,6 +454,23 @@ class Server:
 
     def start_shm(self, client: int) -> None: ...
     def stats(self) -> dict[str, Any]: ...
+    def clients(self) -> list[dict[str, Any]]:
+        """
+        What each client has done and holds. gets: copies out, views: in place; their blocks
+        and bytes are those that were delivered. Releases the GIL; about 1 us a client.
+        """
+
+    def lease_ages(self) -> list[int]:
+        """
+        How many leases are younger than 1, 10, 60 and 600 s, and older. Releases the GIL.
+        """
+
+    def set_rates(self, put_bytes_per_s: int, get_bytes_per_s: int) -> None:
+        """
+        Payload that all connections together may put and get, from now on; 0: no limit. What
+        is over it is refused as `limited`. Shared memory is read without a limit.
+        """
+
     @property
     def sources(self) -> int: ...
     def sources_of(self, client: int) -> int:

@@ -8,6 +8,7 @@ Promises:  1. where `kvpool serve` listens by itself, kvpool.connect() of the sa
 from __future__ import annotations
 
 import os
+import re
 import socket
 import stat
 import tempfile
@@ -17,6 +18,10 @@ from dataclasses import dataclass
 from kvpool.errors import BadArgument, BadType, shown
 
 ADDRESS_VARIABLE = "KVPOOL_ADDRESS"
+TOKEN_VARIABLE = "KVPOOL_TOKEN"
+TENANT_VARIABLE = "KVPOOL_TENANT"
+TOKEN_BYTES_MAX = 4096
+TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 SYSTEM_FOLDER = "/run"
 SOCKET_PATH_BYTES_MAX = 107  # sun_path, less its end
 _KEEPALIVE = (15, 5, 3)  # seconds of silence, seconds from one probe to the next, probes
@@ -157,3 +162,28 @@ def is_own_folder(path: str) -> bool:
     except OSError:
         return False
     return stat.S_ISDIR(status.st_mode) and status.st_uid in (0, os.getuid())
+
+
+def read_token(label: str, path: str) -> str:
+    """The token that a file holds, without the space around it. Raises BadArgument."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            token = file.read(TOKEN_BYTES_MAX + 2).strip()
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
+        raise BadArgument(f"{label} is {path!r}: cannot be read: {reason}") from None
+    if not token or len(token.encode()) > TOKEN_BYTES_MAX:
+        raise BadArgument(f"{label} is {path!r}: a token is text of 1..{TOKEN_BYTES_MAX} bytes")
+    return token
+
+
+def check_tenant(label: str, name: object) -> str:
+    """The name of a tenant: also that of a folder. Raises BadArgument, BadType."""
+    if not isinstance(name, str):
+        raise BadType(f"{label} is {type(name).__name__}; it must be str")
+    if TENANT.fullmatch(name) is None:
+        raise BadArgument(
+            f"{label} is {shown(name)}; a tenant's name is 1..64 of A-Z, a-z, 0-9, _ and -, and"
+            " begins with a letter or a digit"
+        )
+    return name

@@ -18,6 +18,7 @@ from rich.console import Console, RenderableType
 
 import kvpool
 from kvpool import serve_cli, ssd_cli
+from kvpool.operate import commands
 from kvpool.replay import arguments
 
 if TYPE_CHECKING:
@@ -33,8 +34,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.add_typer(ssd_cli.app, name="ssd")
 app.command("serve")(serve_cli.command())
+app.add_typer(ssd_cli.app, name="ssd")
+commands.add_to(app)
 
 Seed = Annotated[int, typer.Option(min=0, help="The same seed gives the same workload.")]
 
@@ -167,6 +169,7 @@ class _Bench(enum.StrEnum):
     SSD = "ssd"
     SHM = "shm"
     TCP = "tcp"
+    OBSERVED = "observed"
 
 
 @app.command()

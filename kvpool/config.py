@@ -28,6 +28,17 @@ _UNIT_BYTES = {
 }
 _SIZE = re.compile(r"([0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?)\s*([A-Za-z]*)")
 
+_DURATION = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)\s*([A-Za-zµ]*)")
+_UNIT_SECONDS = {
+    "": Fraction(1),
+    "us": Fraction(1, 10**6),
+    "ms": Fraction(1, 1000),
+    "s": Fraction(1),
+    "min": Fraction(60),
+    "h": Fraction(3600),
+    "d": Fraction(86_400),
+}
+
 
 def parse_size(size: str | int) -> int:
     """Bytes in a size such as 65536, "64KiB", "1.5 GiB" or "64KB".
@@ -43,6 +54,26 @@ def parse_size(size: str | int) -> int:
     if not 0 <= size <= SIZE_BYTES_MAX:
         raise BadArgument(f"size {shown(size)} is outside 0 to 2**63 - 1 bytes")
     return size
+
+
+def parse_duration(duration: float | str) -> float:
+    """Seconds in a duration such as 5, 0.5, "200ms", "5s", "1.5 min" or "2h"; no unit is seconds.
+
+    Raises BadArgument that names the text and what is wrong with it; BadType for other types.
+    """
+    if isinstance(duration, Real) and not isinstance(duration, bool):
+        return float(duration)
+    if not isinstance(duration, str):
+        raise BadType(f"a duration is seconds or text such as '200ms', not {shown(duration)}")
+    match = _DURATION.fullmatch(duration.strip()[:_TEXT_LENGTH_MAX])
+    if match is None:
+        raise BadArgument(f"{shown(duration)} is not a duration; write seconds or a unit: 200ms")
+    number, unit = match.groups()
+    if unit.lower() not in _UNIT_SECONDS:
+        raise BadArgument(
+            f"{shown(duration)} has the unknown unit {unit!r}; known units: us, ms, s, min, h, d"
+        )
+    return float(Fraction(number) * _UNIT_SECONDS[unit.lower()])
 
 
 def _parse_text(text: str) -> int:

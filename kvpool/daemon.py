@@ -1,12 +1,13 @@
-"""The node as a service: handshakes, clients and their requests, from readiness to a clean end.
+"""The nodes of all tenants as a service: handshakes, clients and requests, until a clean end.
 
 The event loop, in the main thread, moves no payload: a connection that is to carry blocks is handed
-to the core's server when its hello was answered, and is never seen here again.
+to the server of its tenant when its hello was answered, and is never seen here again.
 
 Promises:  1. a connection that says garbage, or nothing, is closed with a reason and disturbs
               nobody;
            2. a client is all of its connections: when the control one ends, the others do;
-           3. run() returns `drain_s` after it was told to stop, plus what the core takes to close.
+           3. run() returns `drain_s` after it was told to stop, plus what the core takes to close;
+           4. whoever is told no is counted once, by the reason that was given or a finer one.
 Thread rule: the event loop's. Core calls that may block run in a few threads and release the GIL.
 """
 
@@ -14,27 +15,37 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import logging
 import os
 import secrets
 import socket
 import struct
-from collections.abc import Callable
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kvpool import _core, wire, wire_node
+from kvpool import wire, wire_node
 from kvpool.address import host_and_port
 from kvpool.errors import KvpoolError
 from kvpool.manifest import BLOCK_BYTES_MAX
-from kvpool.serve_clients import Client, Clients, Peer, answers_of, serve_control
-from kvpool.serve_control import SLOW, Requests, Server
+from kvpool.serve_clients import Clients, answers_of, serve_control
+from kvpool.serve_control import Call, Operation, Refusals, Requests
 from kvpool.serve_handshakes import Handshakes
 from kvpool.serve_listen import Acceptor, Listeners
 from kvpool.serve_log import EventLog
+from kvpool.serve_observe import Observer
 from kvpool.serve_plan import Plan
+from kvpool.serve_reload import Reload, Replan
+from kvpool.tenants.identity import Claim, Identities, Identity
+from kvpool.tenants.sharing import Sharing
+from kvpool.tenants.tenant import Client, Peer, Tenant
+from kvpool.wire_proof import Exchange, Verifier
+
+if TYPE_CHECKING:
+    from kvpool.serve_http import Web  # loads a web server
 
 QUICK_THREADS = 2
 SLOW_THREADS = 4
@@ -44,66 +55,133 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 class Daemon:
-    """Serves one node to many clients. The node and the server are closed when run() returns."""
+    """Serves tenants to many clients. Their nodes and servers are closed when run() returns.
+
+    tenants, refused, started (Unix time), log: for whoever watches; from any thread.
+    """
 
     def __init__(
         self,
         plan: Plan,
-        node: _core.Node,
-        server: Server,
+        tenants: Mapping[str, Tenant],
         listeners: Listeners,
         log: EventLog,
         version: str,
+        *,
+        replan: Replan | None = None,
+        web: Web | None = None,
     ) -> None:
-        self._plan = plan
-        self._node = node
-        self._server = server
+        """replan: gives the plan of the configuration as it is now, for reload()."""
+        self.plan = plan
+        self.tenants = tenants
+        self.log = log
+        self.version = version
+        self.started = time.time()
+        self.refusals = Refusals()
+        self.identities = Identities(plan.tenants, plan.admin, os.geteuid())
         self._listeners = listeners
-        self._log = log
-        self._version = version
         self._boot = secrets.token_bytes(16)  # tells one life of the daemon from the next
-        self._clients = Clients(plan.clients_max, plan.server["max_sources"], server)
+        self.clients = Clients(plan.clients_max, plan.server["max_sources"], tenants)
         self._handshakes = Handshakes()
-        self._controls: set[asyncio.Task[None]] = set()
+        self._controls: dict[asyncio.Task[None], Client] = {}
         self._quick = ThreadPoolExecutor(QUICK_THREADS, "kvpool-quick")
         self._slow = ThreadPoolExecutor(SLOW_THREADS, "kvpool-slow")
-        self._answers = answers_of(Requests(node, server, log), self._in_thread, SLOW)
+        self.sharing = Sharing(plan, tenants, log) if len(tenants) > 1 else None
+        resize = None if self.sharing is None else self.sharing.resize
+        self._requests = Requests(tenants, log, self.refusals, resize_budget=resize)
+        self._reload = Reload(self, replan)
+        self.add_operations({"reload": Operation(self._reload.asked, needs_admin=True)})
+        self.web = web
+        self.is_ready = False
+        self.observer = Observer(self)
+        self.add_operations(self.observer.operations())
+
+    @property
+    def refused(self) -> Counter[str]:
+        """Connections and requests that belong to no tenant, by reason; see Tenant.refused."""
+        return self.refusals.of_nobody
+
+    def refused_by_reason(self) -> dict[str, int]:
+        """Of what belongs to no tenant: connections, requests, and HTTP."""
+        http = {} if self.web is None else self.web.refused
+        return {**self.refused, **http}
+
+    @property
+    def budget_bytes(self) -> int:
+        """DRAM for all tenants together, as it is now."""
+        if self.sharing is not None:
+            return self.sharing.budget
+        return sum(int(each.node.stats()["bytes_limit"]) for each in self.tenants.values())
+
+    def add_operations(self, operations: Mapping[str, Operation | tuple[Call, bool]]) -> None:
+        """What clients can ask beside what there is: name -> (call(request, client), needs_admin).
+
+        Before run(). A call runs in one of a few threads and raises KvpoolError.
+        """
+        self._requests.add(operations)
+
+    @property
+    def requests(self) -> Requests:
+        return self._requests
 
     async def run(self, stop: asyncio.Event, ready: Callable[[], None]) -> None:
         """Listens, calls ready(), and serves until `stop` is set; then ends in order."""
         self._listeners.listen()
-        acceptors = [
-            asyncio.create_task(Acceptor(each, self._admit, self._log).run())
+        self._reload.loop = asyncio.get_running_loop()
+        turned_away = partial(self.refusals.count, "descriptors")
+        tasks = [
+            asyncio.create_task(Acceptor(each, self._admit, self.log, turned_away).run())
             for each in self._listeners.sockets
         ]
+        if self.sharing is not None:
+            tasks.append(asyncio.create_task(self.sharing.run(self._in_thread)))
+        if self.web is not None:
+            tasks.append(asyncio.create_task(self.web.run(self)))
+        self.is_ready = True
         ready()
         stopped = asyncio.create_task(stop.wait())
         try:
-            await asyncio.wait([stopped, *acceptors], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopped.cancel()
-            for each in acceptors:
+            for each in tasks:
                 each.cancel()
-            ended = await asyncio.gather(*acceptors, return_exceptions=True)
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
             await self._end()
         for error in ended:
             if isinstance(error, Exception):
                 raise error  # our bug: an acceptor ends by being cancelled, and no other way
 
+    async def reload(self) -> None:
+        """Takes over what has changed in the configuration. What is wrong with it is logged."""
+        await self._reload.run()
+
     async def _end(self) -> None:
+        self.is_ready = False
         loop = asyncio.get_running_loop()
-        end = loop.time() + self._plan.drain_s
+        end = loop.time() + self.plan.drain_s
         self._listeners.close()
         await self._handshakes.end()
-        drained = await self._in_thread(self._server.drain, self._plan.drain_s * _DRAIN_SHARE)
-        self._log.info("drained", all_done=drained, clients=len(self._clients))
-        for each in self._controls:
-            each.cancel()
+        tenants = self.tenants.values()
+        drain_s = self.plan.drain_s * _DRAIN_SHARE
+        drained = await self._for_each([partial(each.server.drain, drain_s) for each in tenants])
+        self.log.info("drained", all_done=all(drained), clients=len(self.clients))
+        for task in self._controls:
+            task.cancel()
         await asyncio.gather(*self._controls, return_exceptions=True)
-        await self._in_thread(self._server.close)
-        await self._in_thread(self._node.close, max(0.0, end - loop.time()))
+        for each in tenants:
+            each.pins.clear()
+        await self._for_each([each.server.close for each in tenants])
+        left_s = max(0.0, end - loop.time())
+        await self._for_each([partial(each.node.close, left_s) for each in tenants])
         for pool in (self._quick, self._slow):
             pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _for_each(self, calls: list[Callable[[], Any]]) -> list[Any]:
+        """All at the same time: each may take as long as there is."""
+        with ThreadPoolExecutor(len(calls), "kvpool-end") as pool:
+            loop = asyncio.get_running_loop()
+            return await asyncio.gather(*(loop.run_in_executor(pool, each) for each in calls))
 
     async def _in_thread(self, call: Callable[..., Any], *args: Any, slow: bool = False) -> Any:
         pool = self._slow if slow else self._quick
@@ -125,84 +203,117 @@ class Daemon:
         with sock:
             try:
                 hello = await wire_node.receive_hello(sock)
-                self._handshakes.heard()
-                self._require_token(hello, is_unix)
+                if hello.kind != "control" or hello.nonce is None:
+                    self._handshakes.heard()  # else once it has proved what it says
                 await begin[hello.kind](sock, hello, peer)
             except wire.WireError as error:
-                self._log.often(logging.INFO, "refused", peer=peer, reason=error)
+                self._refused(peer, "malformed", error)
                 await wire_node.refuse(sock, "malformed", str(error))
             except wire.RefusedByPeer as error:
-                self._log.often(logging.INFO, "refused", peer=peer, error=error.code, reason=error)
+                self._refused(peer, error.reason, error, self.tenants.get(error.tenant))
                 await wire_node.refuse(sock, error.code, str(error))
             except asyncio.CancelledError:
-                self._log.often(logging.INFO, "no hello in time", peer=peer)
+                self.refusals.count("late")
+                self.log.often(logging.INFO, "no hello in time", peer=peer)
                 _say_at_once(sock, "late", "the hello did not come in time")
                 raise
             except (OSError, KvpoolError) as error:
-                self._log.often(logging.WARNING, "handshake failed", peer=peer, reason=error)
+                self.log.often(logging.WARNING, "handshake failed", peer=peer, reason=error)
                 _say_at_once(sock, "failed", f"the node could not: {error}")
             except Exception as error:  # our bug: one connection is lost, the daemon serves on
-                self._log.error("handshake failed by a bug", peer=peer, reason=repr(error))
+                self.log.error("handshake failed by a bug", peer=peer, reason=repr(error))
                 _say_at_once(sock, "internal", "the node failed at this; its log says at what")
 
-    def _require_token(self, hello: wire.Hello, is_unix: bool) -> None:
-        """On a unix socket the file's mode has decided already."""
-        if is_unix or self._plan.token is None:
-            return
-        given = (hello.token or "").encode()
-        if not hmac.compare_digest(given, self._plan.token.encode()):
-            told = "needs a token" if hello.token is None else "does not know this token"
-            raise wire.RefusedByPeer("token", f"the node {told}: give connect() the right one")
+    def _refused(
+        self, peer: Peer, reason: str, error: Exception, tenant: Tenant | None = None
+    ) -> None:
+        self.refusals.count(reason, tenant)
+        told = {"peer": peer, "error": reason, "reason": error}
+        if tenant is not None:
+            told["tenant"] = tenant.name
+        self.log.often(logging.INFO, "refused", **told)
+
+    async def _claim(self, sock: socket.socket, hello: wire.Hello, peer: Peer) -> Claim:
+        """What the peer says who it is, and shows of it."""
+        if hello.nonce is None:
+            return Claim(peer.uid, hello.tenant)
+        challenge = secrets.token_bytes(wire.NONCE_BYTES)
+        await wire_node.send(sock, wire.pack_hello({"ok": True, "challenge": challenge}))
+        proof = await wire_node.receive_proof(sock)
+        self._handshakes.heard()
+        return Claim(peer.uid, hello.tenant, Exchange(hello.nonce, challenge, hello.tenant), proof)
 
     async def _begin_client(self, sock: socket.socket, hello: wire.Hello, peer: Peer) -> None:
-        self._clients.require_place()
-        client = Client(self._server.add_client(), hello.name, peer.pid or hello.pid, peer)
-        self._clients.add(client)
-        answer = {
-            "ok": True,
-            "client": client.id,
-            "boot": self._boot,
-            "version": self._version,
-            "shm": peer.is_unix,
-            "block_bytes_max": BLOCK_BYTES_MAX,
-            "streams_max": STREAMS_PER_CLIENT_MAX,
-        }
+        claim = await self._claim(sock, hello, peer)
+        identity = self.identities.of(claim)
+        tenant = None if identity.tenant is None else self.tenants[identity.tenant]
+        with _about(tenant):
+            self.clients.require_place(tenant)
+        client = Client(
+            0 if tenant is None else tenant.server.add_client(),
+            hello.name,
+            peer.pid or hello.pid,
+            peer,
+            tenant,
+            identity.is_admin,
+            claim,
+        )
+        self.clients.add(client)
+        answer = {**self._facts(client), **_proved(claim, identity, client)}
         try:
             await wire_node.send(sock, wire.pack_hello(answer))
         except BaseException:
-            self._clients.remove(client)
-            await self._in_thread(self._server.drop_client, client.number)
+            self.clients.remove(client)
+            await self._drop(client)
             raise
         control = socket.socket(fileno=sock.detach())
         control.setblocking(False)
         task = asyncio.create_task(self._serve_client(control, client))
-        self._controls.add(task)
+        self._controls[task] = client
         task.add_done_callback(self._control_ended)
 
+    def _facts(self, client: Client) -> wire.Map:
+        """What a client is told of itself and of its limits."""
+        return {
+            "ok": True,
+            "client": client.id,
+            "boot": self._boot,
+            "version": self.version,
+            "shm": client.peer.is_unix,
+            "block_bytes_max": BLOCK_BYTES_MAX,
+            "streams_max": STREAMS_PER_CLIENT_MAX,
+            "tenant": None if client.tenant is None else client.tenant.name,
+            "admin": client.is_admin,
+        }
+
     async def _begin_stream(self, sock: socket.socket, hello: wire.Hello, peer: Peer) -> None:
-        client = self._clients.named(hello.client)
-        lanes = 1 + self._plan.server["lanes"] if client.has_shm else 0
-        self._clients.require_sources(client, 1, STREAMS_PER_CLIENT_MAX + lanes)
+        client = self.clients.of(hello, peer)
+        assert client.tenant is not None  # looked at by of()
+        lanes = 1 + self.plan.server["lanes"] if client.has_shm else 0
+        with _about(client.tenant):
+            self.clients.require_sources(client, 1, STREAMS_PER_CLIENT_MAX + lanes)
         await wire_node.send(sock, wire.pack_hello({"ok": True}))
-        self._server.add_stream(client.number, sock.detach())
+        client.tenant.server.add_stream(client.number, sock.detach())
 
     async def _begin_shm(self, sock: socket.socket, hello: wire.Hello, peer: Peer) -> None:
-        client = self._clients.named(hello.client)
         if not peer.is_unix:
             raise wire.RefusedByPeer(
                 "shm", "shared memory goes through the node's unix socket only"
             )
+        client = self.clients.of(hello, peer)
+        assert client.tenant is not None  # looked at by of()
         if client.has_shm:
             raise wire.RefusedByPeer("shm", "this client has its shared memory already")
-        lanes = 1 + self._plan.server["lanes"]
-        self._clients.require_sources(client, lanes, STREAMS_PER_CLIENT_MAX + lanes)
+        lanes = 1 + self.plan.server["lanes"]
+        with _about(client.tenant):
+            self.clients.require_sources(client, lanes, STREAMS_PER_CLIENT_MAX + lanes)
         client.has_shm = True
         # The socket is the core's from here on, whatever becomes of this; the answer needs one too.
         with sock.dup() as reply:
             try:
-                fds, facts = await self._offer_for(client, sock.detach())
+                fds, facts = await self._offer_for(client, client.tenant, sock.detach())
             except KvpoolError as error:
-                self._log.often(logging.WARNING, "no shared memory", peer=peer, reason=error)
+                self.log.often(logging.WARNING, "no shared memory", peer=peer, reason=error)
                 await wire_node.refuse(reply, "shm", str(error))
                 return
             try:
@@ -211,11 +322,14 @@ class Daemon:
             finally:
                 for fd in fds:
                     os.close(fd)
-                self._server.start_shm(client.number)  # sees the end of a client that is gone too
+                # Sees the end of a client that is gone too.
+                client.tenant.server.start_shm(client.number)
 
-    async def _offer_for(self, client: Client, fd: int) -> tuple[list[int], wire.Map]:
+    async def _offer_for(
+        self, client: Client, tenant: Tenant, fd: int
+    ) -> tuple[list[int], wire.Map]:
         """Descriptors that are to be sent and closed, and what the client must know."""
-        making = asyncio.ensure_future(self._in_thread(self._server.make_shm, client.number, fd))
+        making = asyncio.ensure_future(self._in_thread(tenant.server.make_shm, client.number, fd))
         try:
             # Shielded: a call that were taken back before it began would leave `fd` to nobody.
             offer: tuple[list[int], wire.Map] = await asyncio.shield(making)
@@ -225,19 +339,50 @@ class Daemon:
         return offer
 
     async def _serve_client(self, sock: socket.socket, client: Client) -> None:
-        self._log.often(logging.INFO, "client connected", **client.described())
-        reason = "the daemon ends"
+        self.log.often(logging.INFO, "client connected", **client.described())
+        reason = "ended by the daemon"
         try:
-            reason = await serve_control(sock, self._answers)
+            answers = answers_of(self._requests, client, self._in_thread)
+            reason = await serve_control(sock, answers)
         finally:
-            self._clients.remove(client)
-            self._log.often(logging.INFO, "client gone", **client.described(), reason=reason)
-            await self._in_thread(self._server.drop_client, client.number)
+            self.clients.remove(client)
+            self.log.often(logging.INFO, "client gone", **client.described(), reason=reason)
+            await self._drop(client)
+
+    async def _drop(self, client: Client) -> None:
+        if client.tenant is not None:
+            await self._in_thread(client.tenant.server.drop_client, client.number)
+
+    def end_clients(self, is_ended: Callable[[Client], bool]) -> int:
+        """Ends those that it is true of, as if they had left, and says how many."""
+        ended = [task for task, client in self._controls.items() if is_ended(client)]
+        for task in ended:
+            task.cancel()
+        return len(ended)
 
     def _control_ended(self, task: asyncio.Task[None]) -> None:
-        self._controls.discard(task)
+        self._controls.pop(task, None)
         if not task.cancelled() and task.exception() is not None:
-            self._log.error("a client was lost by a bug", reason=repr(task.exception()))
+            self.log.error("a client was lost by a bug", reason=repr(task.exception()))
+
+
+@contextlib.contextmanager
+def _about(tenant: Tenant | None) -> Any:
+    """A refusal in here is of this tenant's."""
+    try:
+        yield
+    except wire.RefusedByPeer as error:
+        error.tenant = "" if tenant is None else tenant.name
+        raise
+
+
+def _proved(claim: Claim, identity: Identity, client: Client) -> wire.Map:
+    """What the node shows of itself to a client that has shown a token; and the client is marked
+    as one whose connections are signed."""
+    if claim.exchange is None or identity.token is None:
+        return {}
+    client.verifier = Verifier(claim.exchange.session_key(identity.token))
+    return {"proof": claim.exchange.node_proof(identity.token)}
 
 
 def _close_offer(making: asyncio.Future[Any]) -> None:
@@ -253,7 +398,7 @@ def _peer_of(sock: socket.socket, is_unix: bool) -> Peer:
         pid, uid, _ = _CREDENTIALS.unpack(
             sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
         )
-        return Peer(f"uid:{uid}", pid, is_unix=True)
+        return Peer(f"uid:{uid}", pid, is_unix=True, uid=uid)
     with contextlib.suppress(OSError):  # gone already
         return Peer(host_and_port(*sock.getpeername()[:2]), 0, is_unix=False)
     return Peer("gone", 0, is_unix=False)

@@ -7,6 +7,7 @@ KvpoolError
 |- PoolClosed                   the pool was closed
 |  `- ForkedProcess             the pool belongs to the parent of this process
 |- NoResource (OSError)         the machine refused memory, room on a disk, or a descriptor
+|- NotAllowed (PermissionError)  a node does this for administrators only
 |- TierRefused (OSError)        an SSD directory is in use, foreign, damaged or of another version
 `- Unreachable (OSError)        no node answers at that address, or not in time
    `- Refused                   a node answered, and said no: its message says why
@@ -55,6 +56,10 @@ class ForkedProcess(PoolClosed):
 
 class NoResource(KvpoolError, OSError):
     """The machine refused memory, room on a disk, a descriptor or a mapping."""
+
+
+class NotAllowed(KvpoolError, PermissionError):
+    """The node does this for administrators only: root there, or who has its admin token."""
 
 
 class TierRefused(KvpoolError, OSError):

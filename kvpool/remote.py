@@ -22,12 +22,17 @@ from typing import Any
 from kvpool import _core
 from kvpool.address import (
     ADDRESS_VARIABLE,
+    TENANT_VARIABLE,
+    TOKEN_BYTES_MAX,
+    TOKEN_VARIABLE,
     Address,
     UnixAddress,
+    check_tenant,
     default_sockets,
     is_own_folder,
     own_temporary_folder,
     parse_address,
+    read_token,
 )
 from kvpool.config import check_count, check_number, check_type, parse_size
 from kvpool.errors import BadArgument, ForkedProcess, PoolClosed, Refused, Unreachable
@@ -36,7 +41,7 @@ from kvpool.namespace import TIMEOUT_S_MAX, _one_key
 from kvpool.pool import Pool
 from kvpool.remote_link import Caller, Link, dial
 from kvpool.remote_session import BACKOFF_S_MAX, BACKOFF_S_MIN, Channel, Session
-from kvpool.wire import NAME_BYTES_MAX, TOKEN_BYTES_MAX, Map
+from kvpool.wire import NAME_BYTES_MAX, Map
 
 TIMEOUT_S = 5.0
 CONNECTIONS_MAX = 16
@@ -52,6 +57,8 @@ def connect(
     address: str | None = None,
     *,
     token: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    tenant: str | None = None,
     timeout: float = TIMEOUT_S,
     name: str | None = None,
     connections: int = 2,
@@ -60,8 +67,11 @@ def connect(
 
     address: "unix:/path/node.sock" (shared memory: reads need no request) or "tcp://host:port"; by
     default $KVPOOL_ADDRESS, or where `kvpool serve` of this user listens by itself. token: what the
-    node's token_file holds, for TCP. timeout: seconds until there must be a node, and until a later
-    call on blocks ends as a miss. name: of this client, in the node's log. connections: for blocks.
+    node knows the tenant by (default: $KVPOOL_TOKEN); it is proved, never sent, and the node proves
+    that it has it. token_file: holds the token, and is read again whenever the node is looked for.
+    tenant: whose pool at a node that has several (default: $KVPOOL_TENANT, or what the token or
+    this user is known as). timeout: seconds until there must be a node, and until a later call on
+    blocks ends as a miss. name: of this client, in the node's log. connections: for blocks.
 
     Afterwards a node that goes away is no error of get, put or lookup: those are misses until it is
     back, and it is looked for in the background. Calls that need an answer raise Unreachable.
@@ -70,16 +80,41 @@ def connect(
     Do not fork while connected: the child gets ForkedProcess.
     """
     timeout_s = check_number("timeout", timeout, 0.001, TIMEOUT_S_MAX)
-    caller = Caller(
-        name=_checked_name(name),
-        token=_checked_token(token),
-        connections=check_count("connections", connections, 1, CONNECTIONS_MAX),
-    )
+    check_count("connections", connections, 1, CONNECTIONS_MAX)
+    caller = caller_of(name, token, token_file, tenant, connections=connections)
     found, link = find(_candidates(address, os.environ), caller, time.monotonic() + timeout_s)
     channel: Channel = _core.Remote.create(timeout_s, link.shm is not None)
     session = Session(channel, found, caller, timeout_s)
     session.begin(link)
     return Pool(RemoteBackend(session))
+
+
+def caller_of(
+    name: str | None,
+    token: str | None,
+    token_file: str | os.PathLike[str] | None,
+    tenant: str | None,
+    *,
+    connections: int = 2,
+    wants_shm: bool = True,
+) -> Caller:
+    """Who connects, by the arguments of connect() and the environment. Raises BadArgument."""
+    if token is not None and token_file is not None:
+        raise BadArgument("token and token_file are both given; one of them is the token")
+    if token is None and token_file is None:
+        token = os.environ.get(TOKEN_VARIABLE) or None
+    path = None if token_file is None else os.fspath(token_file)
+    if path is not None:
+        read_token("token_file", path)  # a mistake is told at once, not as a node that is missing
+    tenant = tenant if tenant is not None else os.environ.get(TENANT_VARIABLE) or None
+    return Caller(
+        name=_checked_name(name),
+        token=_checked_token(token),
+        connections=check_count("connections", connections, 0, CONNECTIONS_MAX),
+        tenant="" if tenant is None else check_tenant("tenant", tenant),
+        wants_shm=wants_shm,
+        token_file=path,
+    )
 
 
 def find(addresses: list[Address], caller: Caller, deadline: float) -> tuple[Address, Link]:
@@ -165,7 +200,8 @@ class RemoteBackend:
         self._ask("trim", _WORK_S)
 
     def stats(self) -> dict[str, Any]:
-        """The node's, those of its server as "server", and of this side as "client".
+        """The node's, those of its server as "server", of this tenant as "tenant", and of this side
+        as "client".
 
         Without a node "client" is there alone.
         """
@@ -173,7 +209,13 @@ class RemoteBackend:
         answer: Map = {"node": {}, "server": {}}
         with contextlib.suppress(Unreachable):
             answer = self._ask("stats")
-        return {**answer["node"], "server": answer["server"], "client": self._session.facts()}
+        more = {name: answer[name] for name in ("tenant", "tenants") if name in answer}
+        return {
+            **answer["node"],
+            "server": answer["server"],
+            **more,
+            "client": self._session.facts(),
+        }
 
     def drop(self, space: Any) -> int:
         """See Namespace.drop()."""

@@ -15,19 +15,21 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvpool import wire, wire_client
-from kvpool.address import Address, UnixAddress
+from kvpool.address import Address, UnixAddress, read_token
 from kvpool.errors import (
     BadArgument,
     KvpoolError,
     ManifestMismatch,
     NoResource,
+    NotAllowed,
     Refused,
     Unreachable,
 )
+from kvpool.wire_proof import Signer
 
 _LEAVE_S = 1.0  # until a thread has left a socket that was shut down
 _BELOW_BELLS = 4  # descriptors of an shm answer that are no lane's: arena, index, control, staging
@@ -38,14 +40,21 @@ class Caller:
     """Who connects, and with how many connections for blocks."""
 
     name: str
-    token: str | None
+    token: str | None = field(repr=False)
     connections: int
+    tenant: str = ""
+    wants_shm: bool = True  # where it can be had
+    token_file: str | None = None
 
     def hello(self, kind: wire.Kind, client: bytes | None = None) -> wire.Map:
         said: wire.Map = {"kind": kind, "name": self.name, "pid": os.getpid()}
-        if self.token is not None:
-            said["token"] = self.token
+        if self.tenant and client is None:
+            said["tenant"] = self.tenant
         return said if client is None else {**said, "client": client}
+
+    def current_token(self) -> str | None:
+        """What the file holds now: a token may be changed while a client looks for its node."""
+        return self.token if self.token_file is None else read_token("token_file", self.token_file)
 
 
 class Control:
@@ -110,8 +119,9 @@ class Control:
 class Link:
     """The connections of one dial(). Whoever hands the descriptors on calls given() first."""
 
-    def __init__(self, control: Control, facts: wire.Map) -> None:
+    def __init__(self, control: Control, facts: wire.Map, signer: Signer | None = None) -> None:
         self.control = control
+        self.signer = signer  # where the node asked for a token
         self.boot: bytes = facts.get("boot", b"")
         self.client: bytes = facts["client"]  # checked by who made the facts
         self.version = str(facts.get("version", ""))
@@ -122,7 +132,12 @@ class Link:
     def another_stream(self, address: Address, caller: Caller, deadline: float) -> int:
         """The descriptor of one more. Raises as dial()."""
         with _told(address):
-            return _stream(address, caller, self.client, deadline)
+            return _stream(address, self.hello(caller, "stream"), deadline)
+
+    def hello(self, caller: Caller, kind: wire.Kind) -> wire.Map:
+        """Of one more connection of this client."""
+        signed = {} if self.signer is None else self.signer.signed(kind, self.client)
+        return {**caller.hello(kind, self.client), **signed}
 
     def given(self) -> tuple[list[int], tuple[int, list[int], wire.Map] | None]:
         """The descriptors, which are the caller's from now on."""
@@ -163,20 +178,27 @@ def _told(address: Address) -> Iterator[None]:
 
 
 def _dial(address: Address, caller: Caller, deadline: float) -> Link:
+    token = caller.current_token()
     sock = _opened(address, deadline)
     with contextlib.ExitStack() as undo:
         undo.callback(sock.close)
-        facts = wire_client.ask(sock, caller.hello("control"), deadline)
+        signer = None
+        if token is None:
+            facts = wire_client.ask(sock, caller.hello("control"), deadline)
+        else:
+            hello = caller.hello("control")
+            facts, signer = wire_client.ask_with_proof(sock, hello, token, deadline)
         client, streams_max = facts.get("client"), facts.get("streams_max")
         if not isinstance(client, bytes) or not isinstance(streams_max, int):
             raise wire.WireError("the node's answer lacks the client's id or limits")
-        link = Link(Control(sock, str(address)), facts)
+        link = Link(Control(sock, str(address)), facts, signer)
         undo.callback(link.close)
         for _ in range(min(caller.connections, streams_max)):
-            link.streams.append(_stream(address, caller, client, deadline))
-        if facts.get("shm") is True and isinstance(address, UnixAddress):
+            link.streams.append(_stream(address, link.hello(caller, "stream"), deadline))
+        is_local = facts.get("shm") is True and isinstance(address, UnixAddress)
+        if is_local and caller.wants_shm:
             try:
-                link.shm = _shm(address, caller, client, deadline)
+                link.shm = _shm(address, link.hello(caller, "shm"), deadline)
             except wire.RefusedByPeer as error:
                 if error.code != "shm":
                     raise
@@ -185,17 +207,15 @@ def _dial(address: Address, caller: Caller, deadline: float) -> Link:
         return link
 
 
-def _stream(address: Address, caller: Caller, client: bytes, deadline: float) -> int:
+def _stream(address: Address, hello: wire.Map, deadline: float) -> int:
     with _opened(address, deadline) as sock:
-        wire_client.ask(sock, caller.hello("stream", client), deadline)
+        wire_client.ask(sock, hello, deadline)
         return sock.detach()
 
 
-def _shm(
-    address: Address, caller: Caller, client: bytes, deadline: float
-) -> tuple[int, list[int], wire.Map]:
+def _shm(address: Address, hello: wire.Map, deadline: float) -> tuple[int, list[int], wire.Map]:
     with _opened(address, deadline) as sock:
-        facts, fds = wire_client.ask_with_descriptors(sock, caller.hello("shm", client), deadline)
+        facts, fds = wire_client.ask_with_descriptors(sock, hello, deadline)
         lanes = facts.get("lanes")
         if not isinstance(lanes, int) or len(fds) != _BELOW_BELLS + lanes:
             wire_client.close_all(fds)
@@ -221,6 +241,8 @@ def _accepted(answer: wire.Map, where: str) -> wire.Map:
             raise ManifestMismatch(str(answer.get("name")), _pairs(differing))
     if code in ("bad_argument", "manifest_mismatch"):
         raise BadArgument(message)
+    if code == "not_allowed":
+        raise NotAllowed(message)
     if code == "no_resource":
         raise NoResource(message)
     if code == "closing":

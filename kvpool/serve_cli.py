@@ -19,8 +19,10 @@ import typer
 import kvpool
 
 if TYPE_CHECKING:
+    from kvpool.daemon import Daemon
     from kvpool.serve_log import EventLog
     from kvpool.serve_plan import Plan
+    from kvpool.tenants.tenant import Tenant
 
 END_S_MAX = 4.9  # from SIGTERM to the end of the process, whatever hangs
 
@@ -36,9 +38,13 @@ def serve(
 
     Every option can also stand in a file (--config) or in a variable: --ssd-capacity is capacity in
     the table ssd of that file, and KVPOOL_SERVE_SSD_CAPACITY. Flags win over variables, variables
-    over the file. Says `kvpool: ready` on stdout when clients can connect; logs to stderr.
+    over the file, which alone has tenants. SIGHUP reads all of it again. Says `kvpool: ready` on
+    stdout when clients can connect; logs to stderr.
     """
     from kvpool import serve_config, serve_plan
+
+    def replan() -> Plan:
+        return serve_plan.plan(serve_config.load(config, os.environ, flags), os.environ)
 
     try:
         settings = serve_config.load(config, os.environ, flags)
@@ -53,35 +59,62 @@ def serve(
         _tell("error: --json goes with --print-config; the log's form is --log-format")
         raise typer.Exit(2)
     try:
-        run(plan)
+        run(plan, replan)
     except (kvpool.KvpoolError, MemoryError) as error:
         _tell(f"error: {error}")
         raise typer.Exit(1) from None
 
 
-def run(plan: Plan) -> None:
-    """Serves until SIGTERM or SIGINT. Raises KvpoolError if it cannot begin."""
-    from kvpool import _core, serve_listen, serve_log
+def run(plan: Plan, replan: Callable[[], Plan] | None = None) -> None:
+    """Serves until SIGTERM or SIGINT. Raises KvpoolError if it cannot begin.
+
+    replan: the plan of the configuration as it is now, for SIGHUP.
+    """
+    from kvpool import serve_listen, serve_log
+    from kvpool.tenants.opening import open_tenants
 
     log = serve_log.open_log(plan.log_format, plan.log_level)
     raise_descriptor_limit()
-    with contextlib.closing(serve_listen.Listeners(plan)) as listeners:
-        node = _core.Node.open(**plan.node)
-        _tell_if_buffered(plan, node.stats(), log)
-        server = _core.Server.create(node, **plan.server)
-        asyncio.run(_serve(plan, (node, server), listeners, log))
+    with contextlib.closing(serve_listen.Listeners(plan)) as listeners, _web(plan) as web:
+        tenants = open_tenants(plan, log)
+        asyncio.run(_serve(plan, tenants, (listeners, web), log, replan))
     log.info("ended")
 
 
-async def _serve(plan: Plan, core: tuple[Any, Any], listeners: Any, log: EventLog) -> None:
+async def _serve(
+    plan: Plan,
+    tenants: dict[str, Tenant],
+    where: tuple[Any, Any],
+    log: EventLog,
+    replan: Callable[[], Plan] | None,
+) -> None:
     from kvpool.daemon import Daemon
+
+    listeners, web = where
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _told_to_end, stop, log, number)
-    daemon = Daemon(plan, *core, listeners, log, kvpool.__version__)
-    await daemon.run(stop, lambda: _tell_ready(plan, listeners, log))
+    daemon = Daemon(plan, tenants, listeners, log, kvpool.__version__, replan=replan, web=web)
+    reloads: set[asyncio.Task[None]] = set()  # the loop itself keeps no task alive
+    loop.add_signal_handler(signal.SIGHUP, _told_to_reload, daemon, reloads)
+    await daemon.run(stop, lambda: _tell_ready(plan, listeners, web, log))
+
+
+def _web(plan: Plan) -> Any:
+    """HTTP, where it is asked for: otherwise its libraries are not even loaded."""
+    if plan.http is None:
+        return contextlib.nullcontext()
+    from kvpool import serve_http
+
+    return contextlib.closing(serve_http.Web(plan.http))
+
+
+def _told_to_reload(daemon: Daemon, reloads: set[asyncio.Task[None]]) -> None:
+    task = asyncio.create_task(daemon.reload())
+    reloads.add(task)
+    task.add_done_callback(reloads.discard)
 
 
 def _told_to_end(stop: asyncio.Event, log: EventLog, number: int) -> None:
@@ -94,20 +127,16 @@ def _told_to_end(stop: asyncio.Event, log: EventLog, number: int) -> None:
     stop.set()
 
 
-def _tell_if_buffered(plan: Plan, stats: dict[str, Any], log: EventLog) -> None:
-    """What kvpool.open() warns of with TierBuffered."""
-    if plan.node["ssd"] and plan.node["ssd_direct"] and not stats["ssd_direct"]:
-        reason = stats["ssd_buffered_reason"]
-        log.warning("SSD tier goes through the page cache", ssd=plan.node["ssd"], reason=reason)
-
-
-def _tell_ready(plan: Plan, listeners: Any, log: EventLog) -> None:
+def _tell_ready(plan: Plan, listeners: Any, web: Any, log: EventLog) -> None:
     where = {"socket": plan.socket_path, "listen": ",".join(listeners.tcp_addresses)}
+    where["http"] = "" if web is None else web.address
     known = {name: value for name, value in where.items() if value}
     line = " ".join(f"{name}={value}" for name, value in known.items())
     with contextlib.suppress(OSError):  # whoever started us does not listen
         print(f"kvpool: ready {line} pid={os.getpid()}", flush=True)
     log.info("ready", **known, pid=os.getpid(), dram=plan.node["dram"], ssd=plan.node["ssd"])
+    if listeners.is_reachable:
+        log.warning("other machines can connect", listen=known["listen"], encrypted=False)
     notify("READY=1")
 
 

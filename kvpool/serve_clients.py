@@ -1,22 +1,23 @@
-"""The clients of a daemon: what each has connected, and its control connection.
+"""The clients of a daemon: how many there may be, and their control connections.
 
 Promises:  1. a client ends with its control connection, and all its other connections with it;
            2. its requests are answered in the order they came, and none keeps the daemon from
-              noticing that it is gone.
+              noticing that it is gone;
+           3. one tenant's clients take no place that was promised to another: each has a limit of
+              its own beside that of all.
 Thread rule: the event loop's; what can block goes to a thread by the caller's `in_thread`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
 import socket
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from kvpool import wire, wire_node
-from kvpool.serve_control import Requests, Server
+from kvpool.serve_control import Requests
+from kvpool.tenants.tenant import Client, Peer, Tenant
 
 AHEAD_MAX = 2  # requests of one client that are read before their turn
 
@@ -24,72 +25,75 @@ AHEAD_MAX = 2  # requests of one client that are read before their turn
 InThread = Callable[..., Awaitable[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """Where a connection comes from. pid: 0 if the kernel does not tell."""
-
-    name: str
-    pid: int
-    is_unix: bool
-
-    def __str__(self) -> str:
-        return self.name
-
-
-@dataclass(slots=True, eq=False)
-class Client:
-    """One connected pool object of some process."""
-
-    number: int  # the core's
-    name: str
-    pid: int
-    peer: Peer
-    id: bytes = field(default_factory=lambda: secrets.token_bytes(wire.CLIENT_ID_BYTES))
-    has_shm: bool = False
-
-    def described(self) -> dict[str, Any]:
-        """Its fields in a log line."""
-        return {"client": self.number, "name": self.name, "pid": self.pid, "peer": self.peer}
-
-
 class Clients:
     """All that are connected, by the id that names them in their hellos. Bounded."""
 
-    def __init__(self, clients_max: int, sources_max: int, server: Server) -> None:
-        self._clients_max = clients_max
+    def __init__(self, clients_max: int, sources_max: int, tenants: Mapping[str, Tenant]) -> None:
+        self.clients_max = clients_max
         self._sources_max = sources_max
-        self._server = server
+        self._tenants = tenants
         self._by_id: dict[bytes, Client] = {}
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def require_place(self) -> None:
+    def __iter__(self) -> Iterator[Client]:
+        return iter(list(self._by_id.values()))
+
+    def require_place(self, tenant: Tenant | None) -> None:
         """Raises RefusedByPeer, as what the peer is to be told."""
-        if len(self._by_id) >= self._clients_max:
-            raise wire.RefusedByPeer("full", f"the node has {self._clients_max} clients, its limit")
+        if tenant is not None and len(tenant.clients) >= tenant.limits.max_clients:
+            text = f"there are {len(tenant.clients)} clients of this tenant, its limit"
+            if tenant.limits.max_clients < self.clients_max:
+                raise wire.RefusedByPeer("full", text, "tenant_full")
+        if len(self._by_id) >= self.clients_max:
+            raise wire.RefusedByPeer("full", f"the node has {self.clients_max} clients, its limit")
 
     def require_sources(self, client: Client, count: int, most: int) -> None:
         """Room for so many more connections and lanes of a client. Raises RefusedByPeer."""
-        if self._server.sources + count > self._sources_max:
+        assert client.tenant is not None  # looked at by the caller
+        sources = sum(each.server.sources for each in self._tenants.values())
+        if sources + count > self._sources_max:
             text = f"the node has {self._sources_max} connections, its limit"
             raise wire.RefusedByPeer("full", text)
-        if self._server.sources_of(client.number) + count > most:
+        if client.tenant.server.sources_of(client.number) + count > most:
             raise wire.RefusedByPeer("full", f"a client has {most} connections at most")
 
     def add(self, client: Client) -> None:
         self._by_id[client.id] = client
+        if client.tenant is not None:
+            client.tenant.clients.append(client)
 
     def remove(self, client: Client) -> None:
-        self._by_id.pop(client.id, None)
+        """Idempotent."""
+        if self._by_id.pop(client.id, None) is not None and client.tenant is not None:
+            client.tenant.clients.remove(client)
 
-    def named(self, id: bytes | None) -> Client:
-        """Raises RefusedByPeer."""
-        client = self._by_id.get(id) if id is not None else None
-        if client is None:
+    def of(self, hello: wire.Hello, peer: Peer) -> Client:
+        """Whose connection this is. Raises RefusedByPeer: nobody's, or not from there.
+
+        The id is a secret between a client and its node, and enough on a machine's own sockets;
+        still it is of no use to another user. Over TCP it may be overheard: then a signature that
+        was not seen before has to come with it.
+        """
+        client = self._by_id.get(hello.client) if hello.client is not None else None
+        if client is None or not _is_from(client, peer):
             text = "there is no such client (any more): its control connection comes first"
             raise wire.RefusedByPeer("client", text)
+        if client.verifier is not None:
+            reason = client.verifier.check(hello)
+            if reason is not None:
+                code = "replayed" if reason == "replayed" else "token"
+                text = "this connection is not signed as its client would have signed it"
+                raise wire.RefusedByPeer(code, text, reason)
+        if client.tenant is None:
+            text = "this client is an administrator and no tenant; name one to have its blocks"
+            raise wire.RefusedByPeer("tenant", text, "no_tenant")
         return client
+
+
+def _is_from(client: Client, peer: Peer) -> bool:
+    return client.peer.is_unix == peer.is_unix and client.peer.uid == peer.uid
 
 
 class Answers(Protocol):
@@ -147,12 +151,12 @@ async def _write(sock: socket.socket, waiting: asyncio.Queue[wire.Map], answer: 
         return str(error)
 
 
-def answers_of(requests: Requests, in_thread: InThread, slow: frozenset[str]) -> Answers:
-    """Requests.answer() in a thread; those named `slow` in threads of their own."""
+def answers_of(requests: Requests, client: Client, in_thread: InThread) -> Answers:
+    """Requests.answer() of a client in a thread; slow ones in threads of their own."""
 
     async def answer(request: wire.Map) -> wire.Map:
-        is_slow = request.get("op") in slow if isinstance(request.get("op"), str) else False
-        answered: wire.Map = await in_thread(requests.answer, request, slow=is_slow)
+        is_slow = requests.is_slow(request.get("op"))
+        answered: wire.Map = await in_thread(requests.answer, request, client, slow=is_slow)
         return answered
 
     return answer

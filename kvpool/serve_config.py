@@ -1,147 +1,67 @@
 """What `kvpool serve` is told: by flags, the environment and a TOML file, in this order of weight.
 
-An option has one name everywhere: `capacity` of the table [ssd] is the flag --ssd-capacity and the
-variable KVPOOL_SERVE_SSD_CAPACITY; the options of [pool] and [server] go without their table's name
-(docs/operating.md).
-
 Promises:  1. a name that no option has is an error which says where it stands and what was likely
               meant;
            2. a value that cannot be meant is an error which names it as it was written;
-           3. every effective value knows where it came from.
+           3. every effective value knows where it came from;
+           4. faults() finds in one go everything that load() and plan() would refuse in a file.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
+import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from kvpool import serve_plan
+from kvpool.address import TENANT
 from kvpool.errors import BadArgument
+from kvpool.serve_options import (
+    ENVIRONMENT_PREFIX,
+    TABLES,
+    TENANTS,
+    Config,
+    Option,
+    Settings,
+    TenantOptions,
+    is_tenant,
+    options,
+    options_of,
+)
+from kvpool.serve_toml import lines_of
 
-ENVIRONMENT_PREFIX = "KVPOOL_SERVE_"
+__all__ = ["Fault", "as_json", "as_toml", "faults", "load", "options"]
+
 CONFIG_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
 FILE_BYTES_MAX = 1 << 20
+TENANTS_MAX = 64
+_TOML_LINE = re.compile(r"\(at line (\d+), column \d+\)")
 
-Size = str | int
-
-
-def _says(text: str) -> msgspec.Meta:
-    return msgspec.Meta(description=text)
-
-
-class PoolOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """[pool]: as the parameters of kvpool.open()."""
-
-    dram: Annotated[Size, _says("Payload memory.")] = "1GiB"
-    dram_max: Annotated[Size | None, _says("The most that a resize may ask for (4 x dram).")] = None
-    policy: Annotated[str, _says("Who is evicted.")] = "temperature"
-    tau_s: Annotated[float | None, _says("Half-life of heat (follows the workload).")] = None
-    max_blocks: Annotated[int | None, _says("Limit of blocks in DRAM (as many as fit).")] = None
-    prefault: Annotated[str, _says("Memory made ready early: off, ahead, all.")] = "ahead"
-    evict_ahead: Annotated[float, _says("Share of a full pool that is kept free.")] = 1 / 128
-    huge_pages: Annotated[bool, _says("Use them where they come quickly.")] = True
-    arena: Annotated[
-        str, _says("elastic, or sealed: fixed in size, and no process can write to it.")
-    ] = "elastic"
+At = tuple[str, str]  # table and key; "" is the table itself
+Given = tuple[Option, Any, str]  # its value, and where that came from
 
 
-class SsdOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """[ssd]: as the parameters of kvpool.open() that begin with ssd_."""
+class Fault(NamedTuple):
+    """One thing that is wrong with a file. line: None where it is not sure."""
 
-    path: Annotated[str | None, _says("Folder of an SSD tier (none).")] = None
-    capacity: Annotated[Size | None, _says("Bytes of its files together (as it was).")] = None
-    durability: Annotated[str, _says("async, durable or relaxed.")] = "async"
-    admit: Annotated[str | None, _says("Blocks worth writing: second_use or all.")] = None
-    free_floor: Annotated[Size | None, _says("Left free on the filesystem (1GiB).")] = None
-    io_threads: Annotated[int | None, _says("Reads and writes in flight (8).")] = None
-    direct: Annotated[bool | None, _says("Go past the page cache (yes).")] = None
-    timeout: Annotated[float | None, _says("Seconds until a read is a miss (5).")] = None
+    line: int | None
+    where: str  # as it would be written: [pool] dram
+    message: str
+    suggestion: str  # "" if there is none
 
 
-class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """[server]: how clients reach the node, and how much each may take."""
+class _Wrong(BadArgument):
+    """One thing that is wrong, and where."""
 
-    socket: Annotated[str | None, _says("Unix socket (the one that connect() looks for).")] = None
-    socket_mode: Annotated[str, _says("Who may connect to it, as for chmod.")] = "0600"
-    listen: Annotated[str | None, _says("HOST:PORT for TCP on this machine (none).")] = None
-    token_file: Annotated[str | None, _says("Holds what a TCP client must say (nothing).")] = None
-    max_clients: Annotated[int, _says("Clients at a time.")] = 512
-    max_connections: Annotated[int, _says("Connections and lanes at a time.")] = 2048
-    lanes: Annotated[int, _says("Puts under way at a time per client with shared memory.")] = 4
-    staging: Annotated[Size, _says("Memory per such client for payload on its way.")] = "64MiB"
-    pin_share: Annotated[float, _says("Share of the pool that one client may pin.")] = 0.25
-    drain_timeout: Annotated[float, _says("Seconds for ending well after SIGTERM.")] = 4.0
-
-
-class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """[log]: what goes to stderr."""
-
-    format: Annotated[str, _says("text (key=value) or json, a line each.")] = "text"
-    level: Annotated[str, _says("debug, info, warning or error.")] = "info"
-
-
-class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """Every option; a field is a table of the file."""
-
-    pool: PoolOptions = PoolOptions()
-    ssd: SsdOptions = SsdOptions()
-    server: ServerOptions = ServerOptions()
-    log: LogOptions = LogOptions()
-
-
-TABLES: dict[str, type[msgspec.Struct]] = {
-    "pool": PoolOptions,
-    "ssd": SsdOptions,
-    "server": ServerOptions,
-    "log": LogOptions,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One option: its place in the file, its name elsewhere (with _), its type and what it is."""
-
-    table: str
-    key: str
-    name: str
-    kind: Any
-    default: Any
-    description: str
-
-    @property
-    def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
-
-    @property
-    def variable(self) -> str:
-        return ENVIRONMENT_PREFIX + self.name.upper()
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """A configuration; for each option where its value came from and how it was called there."""
-
-    config: Config
-    origins: dict[tuple[str, str], str]
-    labels: dict[tuple[str, str], str]
-
-    def label(self, table: str, key: str) -> str:
-        """How an error should name the option: as its user wrote it."""
-        return self.labels.get((table, key), f"{table}.{key}")
-
-
-def options() -> Iterator[Option]:
-    """Every option, in the order of the tables."""
-    for table, struct in TABLES.items():
-        for field in msgspec.structs.fields(struct):
-            kind, (meta,) = field.type.__origin__, field.type.__metadata__
-            name = _name_of(table, field.name)
-            yield Option(table, field.name, name, kind, field.default, meta.description)
+    def __init__(self, at: At, text: str) -> None:
+        super().__init__(text)
+        self.at = at
 
 
 def load(
@@ -153,26 +73,51 @@ def load(
     Option.name, None where a flag was not given.
     """
     path = path or environment.get(CONFIG_VARIABLE) or None
-    values: dict[tuple[str, str], Any] = {}
-    origins = {(each.table, each.key): "default" for each in options()}
-    labels: dict[tuple[str, str], str] = {}
-    for option, value, origin in _given(path, environment, flags or {}):
-        at = (option.table, option.key)
-        is_typed = origin == path  # a variable or a flag is text, whatever its option's type is
-        labels[at] = f"{path}: [{option.table}] {option.key}" if is_typed else origin
-        values[at] = _converted(option, value, labels[at], is_typed=is_typed)
-        origins[at] = origin
-    tables = {
-        name: struct(**{key: value for (table, key), value in values.items() if table == name})
-        for name, struct in TABLES.items()
-    }
-    return Settings(Config(**tables), origins, labels)  # type: ignore[arg-type]  # by TABLES
+    given: list[Given] = []
+    if path is not None:
+        given, wrong = _from_tables(path, _content_of(path))
+        if wrong:
+            raise wrong[0]
+    given += _from_environment(environment)
+    by_name = {each.name: each for each in options()}
+    for name, value in (flags or {}).items():
+        if value is not None:
+            given.append((by_name[name], value, by_name[name].flag))
+    return _settings(path, given)
+
+
+def faults(path: str, environment: Mapping[str, str] | None = None) -> list[Fault]:
+    """Everything that is wrong with a file, in the order of its lines. Raises nothing.
+
+    Reads what the file names: token files, hosts. environment: that of the daemon.
+    """
+    try:
+        text = _text_of(path)
+        lines = lines_of(text)
+        given, wrong = _from_tables(path, _parsed(path, text))
+    except BadArgument as error:
+        return [_fault(path, error, {}, ("", ""))]
+    found = [_fault(path, each, lines, each.at) for each in wrong]
+    while True:
+        try:
+            settings = _settings(path, given)
+            serve_plan.plan(settings, os.environ if environment is None else environment)
+        except BadArgument as error:
+            at = error.at if isinstance(error, _Wrong) else _place_of(error, settings)
+            found.append(_fault(path, error, lines, at))
+        else:
+            break
+        left = [each for each in given if (each[0].table, each[0].key) != at]
+        if len(left) == len(given):  # not a value of the file's, so nothing else can be seen
+            break
+        given = left
+    return sorted(found, key=lambda fault: (fault.line is None, fault.line or 0))
 
 
 def as_toml(settings: Settings) -> str:
     """The configuration as a file that would give it again, with where each value came from."""
     lines: list[str] = []
-    for table in TABLES:
+    for table in _tables_of(settings):
         lines += ["", f"[{table}]"] if lines else [f"[{table}]"]
         for key, value, origin in _shown(settings, table):
             text = f"# {key} =" if value is None else f"{key} = {_toml(value)}"
@@ -181,59 +126,106 @@ def as_toml(settings: Settings) -> str:
 
 
 def as_json(settings: Settings) -> str:
-    """{table: {key: {"value": ..., "from": ...}}} on one line."""
+    """{table: {key: {"value": ..., "from": ...}}} on one line; a tenant's table is tenants.NAME."""
     return json.dumps(
         {
             table: {
                 key: {"value": value, "from": origin}
                 for key, value, origin in _shown(settings, table)
             }
-            for table in TABLES
+            for table in _tables_of(settings)
         }
     )
-
-
-def _name_of(table: str, key: str) -> str:
-    if table in ("pool", "server") or key == "durability":  # kvpool.open() calls it that
-        return key
-    return table if (table, key) == ("ssd", "path") else f"{table}_{key}"
 
 
 # --- reading -------------------------------------------------------------------------------------
 
 
-def _given(
-    path: str | None, environment: Mapping[str, str], flags: Mapping[str, Any]
-) -> Iterator[tuple[Option, Any, str]]:
-    """What was said, the weightiest last: option, value, origin."""
-    if path is not None:
-        yield from _from_file(path)
-    yield from _from_environment(environment)
-    by_name = {each.name: each for each in options()}
-    for name, value in flags.items():
-        if value is not None:
-            yield by_name[name], value, by_name[name].flag
+def _settings(path: str | None, given: list[Given]) -> Settings:
+    """given: the weightiest last."""
+    values: dict[str, dict[str, Any]] = {table: {} for table in TABLES}
+    labels: dict[At, str] = {}
+    origins: dict[At, str] = {(each.table, each.key): "default" for each in options()}
+    for option, value, origin in given:
+        at = (option.table, option.key)
+        is_typed = origin == path  # a variable or a flag is text, whatever its option's type is
+        labels[at] = f"{path}: [{option.table}] {option.key}" if is_typed else origin
+        table = values.setdefault(option.table, {})
+        if option.table not in TABLES:
+            origins |= {(option.table, key): "default" for key in _keys(option.table) - {*table}}
+        if option.key:
+            table[option.key] = _converted(option, value, labels[at], is_typed=is_typed)
+            origins[at] = origin
+    parts: dict[str, Any] = {name: struct(**values[name]) for name, struct in TABLES.items()}
+    parts[TENANTS] = {
+        table.partition(".")[2]: TenantOptions(**found)
+        for table, found in values.items()
+        if is_tenant(table)
+    }
+    return Settings(Config(**parts), origins, labels)
 
 
-def _from_file(path: str) -> Iterator[tuple[Option, Any, str]]:
-    known = {(each.table, each.key): each for each in options()}
-    for table, content in _tables_of(path).items():
-        if table not in TABLES:
-            homes = [f"[{t}] {key}" for t, key in known if key == table]
-            hint = f"it belongs into {homes[0]}" if homes else _nearest(table, TABLES)
-            raise BadArgument(f"{path}: there is no table [{table}]; {hint}")
-        if not isinstance(content, dict):
-            raise BadArgument(f"{path}: {table} is a table; write [{table}] above its options")
-        for key, value in content.items():
-            if (table, key) not in known:
-                hint = _nearest(key, [k for t, k in known if t == table])
-                homes = [f"[{t}]" for t, k in known if k == key]
-                hint = f"it belongs into {homes[0]}" if homes else hint
-                raise BadArgument(f"{path}: [{table}] has no option {key!r}; {hint}")
-            yield known[table, key], value, path
+def _keys(table: str) -> set[str]:
+    return {each.key for each in options_of(table)}
 
 
-def _tables_of(path: str) -> dict[str, Any]:
+def _from_tables(path: str, content: Mapping[str, Any]) -> tuple[list[Given], list[_Wrong]]:
+    """What a file says, and the names in it that nothing has."""
+    given: list[Given] = []
+    wrong: list[_Wrong] = []
+    for table, options_given in _flat(path, content, wrong):
+        known = {each.key: each for each in options_of(table)}
+        if is_tenant(table):  # it is there, whatever it says
+            given.append((Option(table, "", table, Any, None, ""), None, path))
+        for key, value in options_given.items():
+            if key in known:
+                given.append((known[key], value, path))
+            else:
+                hint = _home_of(key, table) or _nearest(key, known)
+                text = f"{path}: [{table}] has no option {key!r}; {hint}"
+                wrong.append(_Wrong((table, key), text))
+    return given, wrong
+
+
+def _flat(
+    path: str, content: Mapping[str, Any], wrong: list[_Wrong]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The tables by their whole names; what is none goes to `wrong`."""
+    for name, value in content.items():
+        if name not in TABLES and name != TENANTS:
+            hint = _home_of(name, "") or _nearest(name, [*TABLES, TENANTS])
+            wrong.append(_Wrong((name, ""), f"{path}: there is no table [{name}]; {hint}"))
+        elif not isinstance(value, dict):
+            text = f"{path}: {name} is a table; write [{name}] above its options"
+            wrong.append(_Wrong(("", name), text))
+        elif name in TABLES:
+            yield name, value
+        else:
+            yield from _flat_tenants(path, value, wrong)
+
+
+def _flat_tenants(
+    path: str, tenants: Mapping[str, Any], wrong: list[_Wrong]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, (name, value) in enumerate(tenants.items()):
+        at = (f"{TENANTS}.{name}", "")
+        if not isinstance(value, dict):
+            text = f"{path}: [{TENANTS}] has no option {name!r}; a tenant has a table of its own:"
+            wrong.append(_Wrong((TENANTS, name), f"{text} [{TENANTS}.NAME]"))
+        elif TENANT.fullmatch(name) is None:
+            text = f"{path}: {name!r} is no name of a tenant; use 1..64 of A-Z, a-z, 0-9, _ and -"
+            wrong.append(_Wrong(at, text))
+        elif number >= TENANTS_MAX:
+            wrong.append(_Wrong(at, f"{path}: [{at[0]}] is one more than {TENANTS_MAX} tenants"))
+        else:
+            yield at[0], value
+
+
+def _content_of(path: str) -> dict[str, Any]:
+    return _parsed(path, _text_of(path))
+
+
+def _text_of(path: str) -> str:
     try:
         with open(path, "rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)
@@ -242,14 +234,19 @@ def _tables_of(path: str) -> dict[str, Any]:
     if len(content) > FILE_BYTES_MAX:
         raise BadArgument(f"{path}: more than {FILE_BYTES_MAX} bytes; this is no configuration")
     try:
-        return tomllib.loads(content.decode())
+        return content.decode()
     except UnicodeDecodeError:
         raise BadArgument(f"{path}: is not UTF-8 text") from None
+
+
+def _parsed(path: str, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise BadArgument(f"{path}: is not TOML: {error}") from None
 
 
-def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[Option, Any, str]]:
+def _from_environment(environment: Mapping[str, str]) -> Iterator[Given]:
     known = {each.variable: each for each in options()}
     for variable in sorted(environment):
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable == CONFIG_VARIABLE:
@@ -264,7 +261,18 @@ def _converted(option: Option, value: Any, label: str, *, is_typed: bool) -> Any
     try:
         return msgspec.convert(value, option.kind, strict=is_typed)
     except msgspec.ValidationError as error:
-        raise BadArgument(f"{label} is {value!r}: {error}") from None
+        raise _Wrong((option.table, option.key), f"{label} is {value!r}: {error}") from None
+
+
+def _home_of(key: str, table: str) -> str:
+    """Where an option stands that was written elsewhere; "" if there is none of that name."""
+    if not table:
+        homes = [f"[{each.table}] {key}" for each in options() if each.key == key]
+    else:
+        homes = [f"[{each.table}]" for each in options() if each.key == key]
+    if not homes and key in {each.key for each in options_of(f"{TENANTS}.NAME")}:
+        homes = [f"[{TENANTS}.NAME]"]
+    return f"it belongs into {homes[0]}" if homes else ""
 
 
 def _nearest(name: str, known: Any) -> str:
@@ -272,11 +280,33 @@ def _nearest(name: str, known: Any) -> str:
     return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
 
 
-# --- showing -------------------------------------------------------------------------------------
+# --- telling -------------------------------------------------------------------------------------
+
+
+def _place_of(error: BadArgument, settings: Settings) -> At:
+    """Of an error of plan(), which begins with an option as its user wrote it."""
+    text = str(error)
+    begins = [at for at, label in settings.labels.items() if text.startswith(label)]
+    return max(begins, key=lambda at: len(settings.labels[at]), default=("", ""))
+
+
+def _fault(path: str, error: BadArgument, lines: Mapping[At, int], at: At) -> Fault:
+    message, _, suggestion = str(error).removeprefix(f"{path}: ").partition("; ")
+    table, key = at
+    line = lines.get(at)
+    if (syntax := _TOML_LINE.search(message)) is not None and not table:
+        line = int(syntax[1])
+    return Fault(line, f"[{table}] {key}".strip() if table else key, message, suggestion)
+
+
+def _tables_of(settings: Settings) -> list[str]:
+    return [*TABLES, *(f"{TENANTS}.{name}" for name in settings.config.tenants)]
 
 
 def _shown(settings: Settings, table: str) -> Iterator[tuple[str, Any, str]]:
-    for key, value in msgspec.structs.asdict(getattr(settings.config, table)).items():
+    config = settings.config
+    found = config.tenants[table.partition(".")[2]] if is_tenant(table) else getattr(config, table)
+    for key, value in msgspec.structs.asdict(found).items():
         yield key, value, settings.origins[table, key]
 
 

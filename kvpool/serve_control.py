@@ -5,79 +5,104 @@ A request is {"id", "op", ...}, its answer {"id", "ok": true, ...} or {"id", "ok
 
 Promises:  1. whatever a request holds, it is answered: a mistake with what is wrong about it;
            2. no request waits longer than it asks for, and never longer than WAIT_S_MAX or
-              RESIZE_WAIT_S_MAX; beside that it takes what the work itself takes.
-Thread rule: answer() from any thread, none of which is the event loop's.
+              RESIZE_WAIT_S_MAX; beside that it takes what the work itself takes;
+           3. who asks sees and changes its own tenant alone, but for administrators; what is
+              refused says the same whether or not there is such a tenant.
+Thread rule: answer() from any thread, none of which is the event loop's; add() before it.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
-from kvpool import _core, config
+from kvpool import config
 from kvpool.errors import (
     BadArgument,
     KvpoolError,
     ManifestMismatch,
     NoResource,
+    NotAllowed,
     PoolClosed,
     TierRefused,
 )
-from kvpool.manifest import Manifest, unpack
+from kvpool.manifest import unpack
 from kvpool.serve_log import EventLog
+from kvpool.tenants.tenant import Client, Tenant
 from kvpool.wire import Map
 
 WAIT_S_MAX = 1.0  # a client that would wait longer asks again
 RESIZE_WAIT_S_MAX = 10.0  # its answer does not say whether all is done: so in one go
-NAMED_BYTES_MAX = 64 << 20  # of manifests that are kept for their names
 KEY_BYTES = 16
 _NUMBER_MAX = (1 << 32) - 1
 _SIZE_MAX = 1 << 62
 
-# The end of a core call may lie behind a disk: these have threads of their own.
-SLOW = frozenset({"drop", "resize", "trim", "flush", "settle"})
+Call = Callable[[Map, Client], Map]
+Resize = Callable[[int, float], int]  # bytes and seconds to bytes committed
 
 
-class Server(Protocol):
-    """What is used of the core's Server."""
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """call: raises KvpoolError. is_slow: its end may lie behind a disk, so it has other threads."""
 
-    @property
-    def sources(self) -> int: ...
-    def sources_of(self, client: int) -> int: ...
-    def add_client(self) -> int: ...
-    def drop_client(self, client: int) -> None: ...
-    def add_stream(self, client: int, fd: int) -> None: ...
-    def make_shm(self, client: int, fd: int) -> tuple[list[int], dict[str, Any]]: ...
-    def start_shm(self, client: int) -> None: ...
-    def stats(self) -> dict[str, Any]: ...
-    def drain(self, timeout_s: float) -> bool: ...
-    def close(self) -> None: ...
+    call: Call
+    needs_admin: bool = False
+    is_slow: bool = False
+
+
+class Refusals:
+    """How often who was told no, by reason. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.of_nobody: Counter[str] = Counter()  # what belongs to no tenant
+        self._lock = threading.Lock()
+
+    def count(self, reason: str, tenant: Tenant | None = None) -> None:
+        with self._lock:
+            (self.of_nobody if tenant is None else tenant.refused)[reason] += 1
 
 
 class Requests:
-    """The operations on a node, by name; and which manifest each name of a namespace stands for."""
+    """The operations on a daemon's tenants, by name."""
 
-    def __init__(self, node: _core.Node, server: Server, log: EventLog) -> None:
-        self._node = node
-        self._server = server
+    def __init__(
+        self,
+        tenants: Mapping[str, Tenant],
+        log: EventLog,
+        refusals: Refusals,
+        *,
+        resize_budget: Resize | None = None,
+    ) -> None:
+        """resize_budget: changes the memory of all tenants together; None where there is one."""
+        self._tenants = tenants
         self._log = log
-        self._lock = threading.Lock()  # guards the names
-        self._named: dict[str, Manifest] = {}
-        self._named_bytes = 0
-        self._operations: Mapping[str, Callable[[Map], Map]] = {
-            "open_namespace": self._open_namespace,
-            "drop": self._drop,
-            "temperature": self._temperature,
-            "stats": self._stats,
-            "resize": self._resize,
-            "trim": self._trim,
-            "flush": self._flush,
-            "settle": self._settle,
-            "ping": self._ping,
+        self._refusals = refusals
+        self._resize_budget = resize_budget
+        self._operations = {
+            "open_namespace": Operation(self._open_namespace),
+            "drop": Operation(self._drop, is_slow=True),
+            "temperature": Operation(self._temperature),
+            "stats": Operation(self._stats),
+            "resize": Operation(self._resize, needs_admin=True, is_slow=True),
+            "trim": Operation(self._trim, needs_admin=True, is_slow=True),
+            "flush": Operation(self._flush, is_slow=True),
+            "settle": Operation(self._settle, needs_admin=True, is_slow=True),
+            "ping": Operation(self._ping),
         }
 
-    def answer(self, request: Map) -> Map:
+    def add(self, operations: Mapping[str, Operation | tuple[Call, bool]]) -> None:
+        """More of them: name -> an Operation, or (call, needs_admin)."""
+        for name, each in operations.items():
+            self._operations[name] = each if isinstance(each, Operation) else Operation(*each)
+
+    def is_slow(self, op: object) -> bool:
+        operation = self._operations.get(op) if isinstance(op, str) else None
+        return operation is not None and operation.is_slow
+
+    def answer(self, request: Map, caller: Client) -> Map:
         """Does what is asked. Blocks for as long as the core does; releases the GIL with it."""
         number = request.get("id")
         if not isinstance(number, int) or isinstance(number, bool):
@@ -87,7 +112,15 @@ class Requests:
             if operation is None:
                 names = ", ".join(self._operations)
                 raise BadArgument(f"there is no operation {request.get('op')!r:.64}; {names}")
-            return {"id": number, "ok": True, **operation(request)}
+            if operation.needs_admin and not caller.is_admin:
+                raise NotAllowed(
+                    f"{request.get('op')} is for administrators: root, the daemon's own user on"
+                    " its unix socket, or who has the admin token"
+                )
+            return {"id": number, "ok": True, **operation.call(request, caller)}
+        except NotAllowed as error:
+            self._refusals.count("not_admin", caller.tenant)
+            return _refused(number, "not_allowed", error)
         except ManifestMismatch as error:
             more = {"name": error.name, "differing": _listed(error.differing)}
             return _refused(number, "manifest_mismatch", error, **more)
@@ -103,53 +136,97 @@ class Requests:
             self._log.error("a request failed", op=request.get("op"), reason=repr(error))
             return _refused(number, "internal", "the node failed at this; its log says at what")
 
-    def _open_namespace(self, request: Map) -> Map:
+    def tenant_of(self, request: Map, caller: Client) -> Tenant:
+        """Whom a request is about: `tenant` of it, for administrators, else who asks.
+
+        Raises NotAllowed, BadArgument.
+        """
+        found = self.named_tenant(request, caller) or caller.tenant
+        if found is None:
+            raise BadArgument("this client is no tenant; name the one that is meant: tenant")
+        return found
+
+    def named_tenant(self, request: Map, caller: Client) -> Tenant | None:
+        """The tenant that a request names, if it names one. Raises NotAllowed, BadArgument."""
+        name = request.get("tenant")
+        if name is None or (caller.tenant is not None and name == caller.tenant.name):
+            return None if name is None else caller.tenant
+        if not caller.is_admin:
+            raise NotAllowed("another tenant is for administrators to ask about")
+        tenant = self._tenants.get(name) if isinstance(name, str) else None
+        if tenant is None:
+            raise BadArgument(f"there is no tenant {name!r:.64}; {', '.join(self._tenants)}")
+        return tenant
+
+    def _open_namespace(self, request: Map, caller: Client) -> Map:
         packed = _bytes(request, "manifest")
         manifest = unpack(packed)
-        assert manifest.block_bytes is not None  # computed by the manifest
-        with self._lock:
-            known = self._named.get(manifest.name) if manifest.name else None
-            if known is not None and known != manifest:
-                raise ManifestMismatch(manifest.name, known.differing(manifest))
-            if self._named_bytes > NAMED_BYTES_MAX and manifest.name and known is None:
-                raise NoResource(f"the names of namespaces take {self._named_bytes} bytes already")
-            opened = self._node.open_space(manifest.namespace_id, manifest.block_bytes)
-            if manifest.name and known is None:
-                self._named[manifest.name] = manifest
-                self._named_bytes += len(packed)
-        return {"number": _core.Space(opened).number, "block_bytes": manifest.block_bytes}
+        number = self.tenant_of(request, caller).open_namespace(manifest, len(packed))
+        return {"number": number, "block_bytes": manifest.block_bytes}
 
-    def _drop(self, request: Map) -> Map:
-        return {"blocks": self._node.drop(_count(request, "number", _NUMBER_MAX))}
+    def _drop(self, request: Map, caller: Client) -> Map:
+        node = self.tenant_of(request, caller).node
+        return {"blocks": node.drop(_count(request, "number", _NUMBER_MAX))}
 
-    def _temperature(self, request: Map) -> Map:
+    def _temperature(self, request: Map, caller: Client) -> Map:
         number, key = _count(request, "number", _NUMBER_MAX), _bytes(request, "key", KEY_BYTES)
-        return {"temperature": self._node.temperature(number, key)}
+        return {"temperature": self.tenant_of(request, caller).node.temperature(number, key)}
 
-    def _stats(self, request: Map) -> Map:
-        return {"node": self._node.stats(), "server": self._server.stats()}
+    def _stats(self, request: Map, caller: Client) -> Map:
+        """Of one tenant; for an administrator who is none, of each by its name."""
+        tenant = self.named_tenant(request, caller) or caller.tenant
+        if tenant is not None:
+            return _stats_of(tenant)
+        every = {name: _stats_of(each) for name, each in self._tenants.items()}
+        return {"node": {}, "server": {}, "tenants": every}
 
-    def _resize(self, request: Map) -> Map:
-        """As Pool.resize(): the SSD first, as it can be refused, and then nothing has changed."""
+    def _resize(self, request: Map, caller: Client) -> Map:
+        """As Pool.resize(): the SSD first, as it can be refused, and then nothing has changed.
+
+        `dram` is of all tenants together, the rest of one.
+        """
         wait_s = _wait(request, RESIZE_WAIT_S_MAX)
-        if request.get("ssd_capacity") is not None:
-            self._node.resize_ssd(_count(request, "ssd_capacity", _SIZE_MAX), wait_s)
         dram = _count(request, "dram", _SIZE_MAX, is_optional=True)
         max_blocks = _count(request, "max_blocks", _SIZE_MAX, is_optional=True)
-        return {"bytes": self._node.resize(dram, max_blocks, wait_s)}
+        capacity = _count(request, "ssd_capacity", _SIZE_MAX, is_optional=True)
+        if self._resize_budget is None:
+            node = self.tenant_of(request, caller).node
+            if capacity is not None:
+                node.resize_ssd(capacity, wait_s)
+            return {"bytes": node.resize(dram, max_blocks, wait_s)}
+        bytes_now = 0
+        if capacity is not None or max_blocks is not None:
+            node = self.tenant_of(request, caller).node
+            if capacity is not None:
+                node.resize_ssd(capacity, wait_s)
+            bytes_now = node.resize(None, max_blocks, wait_s)
+        return {"bytes": bytes_now if dram is None else self._resize_budget(dram, wait_s)}
 
-    def _trim(self, request: Map) -> Map:
-        self._node.trim()
+    def _trim(self, request: Map, caller: Client) -> Map:
+        for each in self._asked_about(request, caller):
+            each.node.trim()
         return {}
 
-    def _flush(self, request: Map) -> Map:
-        return {"done": self._node.flush(_wait(request))}
+    def _flush(self, request: Map, caller: Client) -> Map:
+        return {"done": self.tenant_of(request, caller).node.flush(_wait(request))}
 
-    def _settle(self, request: Map) -> Map:
-        return {"done": self._node.settle(_wait(request))}
+    def _settle(self, request: Map, caller: Client) -> Map:
+        wait_s = _wait(request)
+        return {
+            "done": all(each.node.settle(wait_s) for each in self._asked_about(request, caller))
+        }
 
-    def _ping(self, request: Map) -> Map:
+    def _ping(self, request: Map, caller: Client) -> Map:
         return {}
+
+    def _asked_about(self, request: Map, caller: Client) -> list[Tenant]:
+        """By an administrator: all, if neither it nor its request is about one."""
+        tenant = self.named_tenant(request, caller) or caller.tenant
+        return list(self._tenants.values()) if tenant is None else [tenant]
+
+
+def _stats_of(tenant: Tenant) -> Map:
+    return {"node": tenant.node.stats(), "server": tenant.server.stats(), "tenant": tenant.stats()}
 
 
 def _refused(number: int, code: str, message: object, **more: Any) -> Map:

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import errno
 import fcntl
+import ipaddress
 import os
 import socket
 import stat
@@ -97,6 +98,12 @@ class Listeners:
     def tcp_addresses(self) -> list[str]:
         return [host_and_port(*each.getsockname()[:2]) for each in self.tcp]
 
+    @property
+    def is_reachable(self) -> bool:
+        """Whether other machines can connect."""
+        hosts = (str(each.getsockname()[0]).partition("%")[0] for each in self.tcp)
+        return not all(ipaddress.ip_address(host).is_loopback for host in hosts)
+
     def listen(self) -> None:
         for each in self.sockets:
             each.setblocking(False)
@@ -114,7 +121,15 @@ class Listeners:
 class Acceptor:
     """Accepts from one socket for ever and hands each connection on."""
 
-    def __init__(self, listener: socket.socket, admit: Admit, log: EventLog) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        admit: Admit,
+        log: EventLog,
+        turned_away: Callable[[], None] = lambda: None,
+    ) -> None:
+        """turned_away: called for each connection that there was no descriptor for."""
+        self._count_turned_away = turned_away
         self._listener = listener
         self._is_unix = listener.family == socket.AF_UNIX
         self._admit = admit
@@ -152,6 +167,7 @@ class Acceptor:
         if error.errno in _OUT_OF_DESCRIPTORS:
             if not self._turned_away:
                 self._log.error("out of descriptors: connections are turned away", reason=error)
+            self._count_turned_away()
             self._turned_away += 1  # or, where there is no spare one either, made to wait
             if not self._turn_away():
                 await asyncio.sleep(PAUSE_S)

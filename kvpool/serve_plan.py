@@ -1,123 +1,193 @@
 """From what `kvpool serve` was told to what it opens: every value checked, and whole.
 
 Promises:  1. after plan() nothing is left to be refused but what the machine refuses;
-           2. nobody beyond this host is listened for: tenants, which would keep users apart, do not
-              exist yet.
+           2. nobody beyond this host is listened for without a token.
 """
 
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
 import secrets
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any
 
 from kvpool import config
 from kvpool.address import check_socket_path, default_socket, parse_host_and_port
 from kvpool.errors import BadArgument
 from kvpool.local import memory_options
-from kvpool.serve_config import PoolOptions, ServerOptions, Settings, SsdOptions, options
-from kvpool.wire import TOKEN_BYTES_MAX
+from kvpool.serve_options import (
+    TENANTS,
+    Config,
+    PoolOptions,
+    ServerOptions,
+    Settings,
+    SsdOptions,
+    options,
+)
+from kvpool.tenants.plans import (
+    CLIENTS_MAX,
+    AdminPlan,
+    Checked,
+    TenantPlan,
+    Tenants,
+    check_apart,
+)
 
 SIZES = (("pool", "dram"), ("pool", "dram_max"), ("ssd", "capacity"), ("ssd", "free_floor"))
+DURATIONS = (("pool", "tau_s"), ("ssd", "timeout"))
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
-CLIENTS_MAX = 16_384
 CONNECTIONS_MAX = 65_536
 LANES_MAX = 16
 STAGING_BYTES_MIN = 1 << 20
 STAGING_BYTES_MAX = 16 << 30
 DRAIN_S_MAX = 4.5  # within the 5 s that SIGTERM is given
 
-Struct = TypeVar("Struct")
+# What another file changes in a daemon that runs; everything else needs a restart.
+RELOADED = frozenset(
+    {
+        ("pool", "dram"),
+        ("pool", "max_blocks"),
+        ("ssd", "capacity"),
+        ("server", "token_file"),
+        ("server", "max_clients"),
+        ("http", "token_file"),
+        ("log", "format"),
+        ("log", "level"),
+        ("admin", "token_file"),
+        ("admin", "same_uid"),
+    }
+)
+RELOADED_OF_TENANTS = frozenset(
+    {
+        "uids",
+        "token_file",
+        "http_token_file",
+        "dram_min",
+        "dram_max",
+        "ssd_capacity",
+        "max_clients",
+        "put_rate",
+        "get_rate",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpPlan:
+    """Where HTTP is served. token: what a reader may say to see everything. is_open: who says
+    none sees everything, too."""
+
+    host: str
+    port: int  # 0: any
+    is_loopback: bool
+    token: str | None = field(repr=False)
+    is_open: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a daemon opens. node, server: arguments of the core's Node.open and Server.create."""
+    """What a daemon opens. node, server: arguments of the core's Node.open and Server.create, as
+    they would be for one tenant alone."""
 
     node: dict[str, Any]
     server: dict[str, Any]
+    tenants: dict[str, TenantPlan]
+    admin: AdminPlan
+    http: HttpPlan | None
     socket_path: str
     is_default_socket: bool
     socket_mode: int
     tcp: tuple[Any, ...]  # (family, address) of each socket to listen on
-    token: str | None
     clients_max: int
     drain_s: float
     log_format: str
     log_level: str
+    config: Config
+
+    @property
+    def budget(self) -> int:
+        """Bytes of payload memory, for all tenants together."""
+        return int(self.node["dram"])
+
+    @property
+    def has_tokens(self) -> bool:
+        return self.admin.token is not None or any(each.token for each in self.tenants.values())
 
 
 def plan(settings: Settings, environment: Mapping[str, str]) -> Plan:
-    """Raises BadArgument, which names the option as it was written. Reads the token's file."""
-    checked = _Checked(settings)
-    server = settings.config.server
-    node = _node(checked, settings.config.pool, settings.config.ssd)
-    log = settings.config.log
-    checked.choice("log", "format", log.format, LOG_FORMATS)
-    checked.choice("log", "level", log.level, LOG_LEVELS)
+    """Raises BadArgument, which names the option as it was written. Reads the tokens' files."""
+    checked = Checked(settings)
+    told = settings.config
+    server = told.server
+    node = _node(checked, told.pool, told.ssd)
+    checked.choice("log", "format", told.log.format, LOG_FORMATS)
+    checked.choice("log", "level", told.log.level, LOG_LEVELS)
+    clients_max = checked.count("server", "max_clients", server.max_clients, 1, CLIENTS_MAX)
+    core = _server(checked, server, node["dram"])
+    tenants = Tenants(checked, told, node, core).plans(clients_max)
+    admin = AdminPlan(checked.token("admin", told.admin.token_file), told.admin.same_uid)
+    check_apart(checked, tenants, admin)
+    has_tokens = admin.token is not None or any(each.token for each in tenants.values())
     return Plan(
         node=node,
-        server=_server(checked, server, node["dram"]),
+        server=core,
+        tenants=tenants,
+        admin=admin,
+        http=_http(checked, told, tenants, admin),
         socket_path=_socket_path(checked, server, environment),
         is_default_socket=server.socket is None,
         socket_mode=_socket_mode(checked, server),
-        tcp=_tcp(checked, server),
-        token=_token(checked, server),
-        clients_max=checked.count("server", "max_clients", server.max_clients, 1, CLIENTS_MAX),
-        drain_s=checked.number("server", "drain_timeout", server.drain_timeout, 0, DRAIN_S_MAX),
-        log_format=log.format,
-        log_level=log.level,
+        tcp=_tcp(checked, told, has_tokens),
+        clients_max=clients_max,
+        drain_s=checked.duration("server", "drain_timeout", server.drain_timeout, 0, DRAIN_S_MAX),
+        log_format=told.log.format,
+        log_level=told.log.level,
+        config=told,
     )
 
 
-class _Checked:
-    """The checks of kvpool.config, with the option's name as its user wrote it."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.label = settings.label
-        self._labels = {each.name: settings.label(each.table, each.key) for each in options()}
-
-    def labelled(self, text: str) -> str:
-        """A message that begins with the name of an option, beginning as its user wrote it."""
-        name, _, rest = text.partition(" ")
-        return f"{self._labels[name]} {rest}" if name in self._labels else text
-
-    def size(self, table: str, key: str, value: str | int, least: int, most: int) -> int:
-        label = self.label(table, key)
-        try:
-            return config.check_size(label, value, least, most)
-        except BadArgument as error:
-            text = str(error)
-            raise BadArgument(text if text.startswith(label) else f"{label}: {text}") from None
-
-    def count(self, table: str, key: str, value: int, least: int, most: int) -> int:
-        return config.check_count(self.label(table, key), value, least, most)
-
-    def number(self, table: str, key: str, value: float, least: float, most: float) -> float:
-        return config.check_number(self.label(table, key), value, least, most)
-
-    def choice(self, table: str, key: str, value: str, choices: tuple[str, ...]) -> None:
-        config.check_choice(self.label(table, key), value, choices)
+def needs_restart(old: Config, new: Config) -> list[str]:
+    """The options that differ and that a daemon which runs cannot change, as "[table] key"."""
+    found = [
+        f"[{each.table}] {each.key}"
+        for each in options()
+        if (each.table, each.key) not in RELOADED
+        and getattr(getattr(old, each.table), each.key)
+        != getattr(getattr(new, each.table), each.key)
+    ]
+    for name in sorted({*old.tenants, *new.tenants}):
+        before, after = old.tenants.get(name), new.tenants.get(name)
+        if before is None or after is None:
+            found.append(f"[{TENANTS}.{name}]")
+            continue
+        found += [
+            f"[{TENANTS}.{name}] {key}"
+            for key in before.__struct_fields__
+            if key not in RELOADED_OF_TENANTS and getattr(before, key) != getattr(after, key)
+        ]
+    return found
 
 
-def _node(checked: _Checked, pool: PoolOptions, ssd: SsdOptions) -> dict[str, Any]:
+def _node(checked: Checked, pool: PoolOptions, ssd: SsdOptions) -> dict[str, Any]:
     """By the checks of kvpool.open(), whose errors begin with the option's name."""
     for table, key in SIZES:
         value = getattr(pool if table == "pool" else ssd, key)
         if value is not None:
             checked.size(table, key, value, 0, config.SIZE_BYTES_MAX)
+    tau_s, timeout_s = (
+        None if value is None else checked.duration(table, key, value, -1e300, 1e300)
+        for (table, key), value in zip(DURATIONS, (pool.tau_s, ssd.timeout), strict=True)
+    )
     try:
         memory = memory_options(
             pool.dram,
             dram_max=pool.dram_max,
             policy=pool.policy,
-            tau_s=pool.tau_s,
+            tau_s=tau_s,
             max_blocks=pool.max_blocks,
             prefault=pool.prefault,
             evict_ahead=pool.evict_ahead,
@@ -132,14 +202,14 @@ def _node(checked: _Checked, pool: PoolOptions, ssd: SsdOptions) -> dict[str, An
             ssd_free_floor=ssd.free_floor,
             ssd_io_threads=ssd.io_threads,
             ssd_direct=ssd.direct,
-            ssd_timeout=ssd.timeout,
+            ssd_timeout=timeout_s,
         )
     except BadArgument as error:
         raise BadArgument(checked.labelled(str(error))) from None
     return {**memory, **tier, "salt": secrets.randbits(64), "clock": None}
 
 
-def _server(checked: _Checked, server: ServerOptions, dram: int) -> dict[str, Any]:
+def _server(checked: Checked, server: ServerOptions, dram: int) -> dict[str, Any]:
     most = CONNECTIONS_MAX
     return {
         "max_sources": checked.count("server", "max_connections", server.max_connections, 1, most),
@@ -151,57 +221,104 @@ def _server(checked: _Checked, server: ServerOptions, dram: int) -> dict[str, An
     }
 
 
-def _socket_path(checked: _Checked, server: ServerOptions, environment: Mapping[str, str]) -> str:
+def _socket_path(checked: Checked, server: ServerOptions, environment: Mapping[str, str]) -> str:
     path = default_socket(environment) if server.socket is None else server.socket
     return check_socket_path(checked.label("server", "socket"), path)
 
 
-def _socket_mode(checked: _Checked, server: ServerOptions) -> int:
+def _socket_mode(checked: Checked, server: ServerOptions) -> int:
     if re.fullmatch("0?[0-7]{3}", server.socket_mode) is None:
         label = checked.label("server", "socket_mode")
         raise BadArgument(f"{label} is {server.socket_mode!r}; write it as for chmod, such as 0660")
     return int(server.socket_mode, 8)
 
 
-def _tcp(checked: _Checked, server: ServerOptions) -> tuple[Any, ...]:
+def _tcp(checked: Checked, told: Config, has_tokens: bool) -> tuple[Any, ...]:
+    server = told.server
     if server.listen is None:
         return ()
     label = checked.label("server", "listen")
-    host, port = parse_host_and_port(label, server.listen, port_min=0)
+    if told.tenants and not has_tokens:
+        raise BadArgument(
+            f"{label} is {server.listen!r}, but nobody could connect; over TCP a tenant is known by"
+            " its token: set token_file for one of them"
+        )
+    addresses, beyond = _addresses(label, server.listen)
+    if beyond is not None and not has_tokens:
+        raise BadArgument(
+            f"{label} is {server.listen!r}, which is {beyond}: other machines could connect, and"
+            " who connects can read and replace every block; set token_file (openssl rand -hex 32"
+            " makes a token), or listen on 127.0.0.1 or [::1]"
+        )
+    return addresses
+
+
+def _http(
+    checked: Checked, told: Config, tenants: Mapping[str, TenantPlan], admin: AdminPlan
+) -> HttpPlan | None:
+    http = told.http
+    token = checked.token("http", http.token_file)
+    _check_http_tokens(checked, token, tenants, admin)
+    if http.listen is None:
+        return None
+    label = checked.label("http", "listen")
+    _, beyond = _addresses(label, http.listen)
+    has_token = token is not None or any(each.http_token for each in tenants.values())
+    if beyond is not None and not has_token and not http.open:
+        raise BadArgument(
+            f"{label} is {http.listen!r}, which is {beyond}: other machines could read what this"
+            " node does; set its token_file, or open = true if they may, or listen on 127.0.0.1 or"
+            " [::1]"
+        )
+    if told.tenants and not has_token and not http.open:
+        raise BadArgument(
+            f"{label} is {http.listen!r}, but nobody could read it: where there are tenants a token"
+            " says who reads; set [http] token_file for all of it, http_token_file of a tenant for"
+            " its part, or open = true"
+        )
+    host, port = parse_host_and_port(label, http.listen, port_min=0)
+    return HttpPlan(host, port, beyond is None, token, http.open)
+
+
+def _check_http_tokens(
+    checked: Checked,
+    token: str | None,
+    tenants: Mapping[str, TenantPlan],
+    admin: AdminPlan,
+) -> None:
+    """HTTP sends them readable: one that is heard there must open nothing else."""
+    closed = {each.token: f"tenant {name!r}" for name, each in tenants.items() if each.token}
+    if admin.token is not None:
+        closed[admin.token] = "administrators"
+    shown = [("http", "token_file", token)]
+    shown += [
+        (f"{TENANTS}.{name}", "http_token_file", each.http_token) for name, each in tenants.items()
+    ]
+    seen: set[str] = set()
+    for table, key, each in shown:
+        if each is None:
+            continue
+        if each in closed or each in seen:
+            whose = closed.get(each, "another reader")
+            raise BadArgument(
+                f"{checked.label(table, key)} holds the token of {whose}; HTTP sends tokens as they"
+                " are, so it needs one of its own"
+            )
+        seen.add(each)
+
+
+def _addresses(label: str, listen: str) -> tuple[tuple[Any, ...], str | None]:
+    """(family, address) of each socket, and the first one that is not of this machine alone."""
+    host, port = parse_host_and_port(label, listen, port_min=0)
     try:
         found = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_ADDRCONFIG
         )
     except (OSError, UnicodeError) as error:
-        raise BadArgument(f"{label} is {server.listen!r}: no such host: {error}") from None
-    for _, _, _, _, address in found:
-        if not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
-            raise BadArgument(
-                f"{label} is {server.listen!r}, which is {address[0]}: other machines could"
-                " connect, and who connects can read and replace every block, as nothing keeps"
-                " users apart yet; listen on 127.0.0.1 or [::1], and carry it further with a"
-                " tunnel that knows its users, such as ssh -L"
-            )
-    return tuple(dict.fromkeys((family, address) for family, _, _, _, address in found))
-
-
-def _token(checked: _Checked, server: ServerOptions) -> str | None:
-    if server.token_file is None:
-        return None
-    label = checked.label("server", "token_file")
-    if server.listen is None:
-        raise BadArgument(
-            f"{label} is {server.token_file!r}, but nothing is listened for on TCP; set listen"
-            " (who may use the unix socket is for socket_mode to say)"
-        )
-    try:
-        with open(server.token_file, encoding="utf-8") as file:
-            token = file.read(TOKEN_BYTES_MAX + 2).strip()
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
-        raise BadArgument(f"{label} is {server.token_file!r}: cannot be read: {reason}") from None
-    if not token or len(token.encode()) > TOKEN_BYTES_MAX:
-        raise BadArgument(
-            f"{label} is {server.token_file!r}: a token is text of 1..{TOKEN_BYTES_MAX} bytes"
-        )
-    return token
+        raise BadArgument(f"{label} is {listen!r}: no such host: {error}") from None
+    hosts = [str(address[0]) for _, _, _, _, address in found]
+    far = [each for each in hosts if not ipaddress.ip_address(each.partition("%")[0]).is_loopback]
+    return (
+        tuple(dict.fromkeys((family, address) for family, _, _, _, address in found)),
+        far[0] if far else None,
+    )

@@ -46,6 +46,7 @@ class Reason(enum.IntEnum):
     TOO_LARGE = 9  # the block is larger than the pool is now
     NOT_DURABLE = 10  # put, but not committed: full, read-only, a fault, too slow; readable
     DISCONNECTED = 11  # no node to put it into, or it went away before it answered
+    LIMITED = 13  # clients of this node put more bytes per second than they may
 
 
 class Miss(enum.IntEnum):
@@ -63,6 +64,7 @@ class Miss(enum.IntEnum):
     DISCONNECTED = 9  # no node to ask
     DAMAGED = 10  # what came over the network is not what was sent
     FAULT = 11  # a fault injected by a test
+    LIMITED = 12  # clients of this node get more bytes per second than they may
 
 
 class Hit(NamedTuple):

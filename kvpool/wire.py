@@ -19,8 +19,8 @@ from typing import Any, Literal
 
 import msgpack
 
-VERSION = 1  # the newest protocol that is spoken here
-VERSION_MIN = 1
+VERSION = 2  # the newest protocol that is spoken here
+VERSION_MIN = 2
 HELLO_BYTES_MAX = 64 << 10
 MESSAGE_BYTES_MAX = 1 << 20
 HEAD_BYTES = 12
@@ -28,7 +28,10 @@ LENGTH_BYTES = 4
 HANDSHAKE_S = 5.0  # from the connection to the answer, for both sides
 CLIENT_ID_BYTES = 16
 NAME_BYTES_MAX = 256
-TOKEN_BYTES_MAX = 4096
+TENANT_BYTES_MAX = 64
+NONCE_BYTES = 32  # what each side adds to a proof, so that none is good for a second time
+PROOF_BYTES = 32
+COUNTER_MAX = (1 << 63) - 1
 DESCRIPTORS_MAX = 32  # of one answer
 DEPTH_MAX = 8
 _ITEMS_MAX = 4096  # of one list or map
@@ -47,22 +50,34 @@ class WireError(Exception):
 
 
 class RefusedByPeer(Exception):
-    """A whole answer that says no. `code` is for programs, the message for people."""
+    """A whole answer that says no. `code` is for programs, the message for people.
 
-    def __init__(self, code: str, message: str) -> None:
+    `reason` is what the node counts, and finer than what the peer is told.
+    """
+
+    def __init__(self, code: str, message: str, reason: str | None = None) -> None:
         super().__init__(message)
         self.code = code
+        self.reason = code if reason is None else reason
+        self.tenant = ""  # whose limit it was, for the node's books
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Who connects, and what for. `client` names a control connection that is already there."""
+    """Who connects, and what for. `client` names a control connection that is already there.
+
+    nonce: of a control connection that will prove that it has a token. counter, mac: of another
+    connection of a client that has proved it.
+    """
 
     kind: Kind
     client: bytes | None
     name: str
     pid: int
-    token: str | None
+    tenant: str = ""
+    nonce: bytes | None = None
+    counter: int = 0
+    mac: bytes | None = None
 
 
 def pack_hello(fields: Mapping[str, Any], version: int = VERSION) -> bytes:
@@ -139,18 +154,26 @@ def read_hello(version: int, body: bytes) -> Hello:
             raise WireError("a control connection gets its client id, it does not bring one")
     elif not isinstance(client, bytes) or len(client) != CLIENT_ID_BYTES:
         raise WireError(f"client is {_shown(client)}; it must be {CLIENT_ID_BYTES} bytes")
-    name = fields.get("name", "")
-    if not isinstance(name, str) or len(name.encode()) > NAME_BYTES_MAX:
-        raise WireError(
-            f"name is {_shown(name)}; it must be text of {NAME_BYTES_MAX} bytes at most"
-        )
-    pid = fields.get("pid", 0)
-    if not isinstance(pid, int) or isinstance(pid, bool) or not 0 <= pid < 1 << 32:
-        raise WireError(f"pid is {_shown(pid)}; it must be a number of 32 bits")
-    token = fields.get("token")
-    if token is not None and (not isinstance(token, str) or len(token.encode()) > TOKEN_BYTES_MAX):
-        raise WireError(f"token must be text of {TOKEN_BYTES_MAX} bytes at most")
-    return Hello(kind, client, name, pid, token)
+    return Hello(
+        kind,
+        client,
+        name=_text(fields, "name", NAME_BYTES_MAX),
+        pid=_number(fields, "pid", (1 << 32) - 1),
+        tenant=_text(fields, "tenant", TENANT_BYTES_MAX),
+        nonce=_bytes(fields, "nonce", NONCE_BYTES),
+        counter=_number(fields, "counter", COUNTER_MAX),
+        mac=_bytes(fields, "mac", PROOF_BYTES),
+    )
+
+
+def read_proof(version: int, body: bytes) -> bytes:
+    """What follows a challenge."""
+    if version != VERSION:
+        raise WireError(f"a proof in protocol {version} behind a hello in {VERSION}")
+    proof = _bytes(read_map(body), "proof", PROOF_BYTES)
+    if proof is None:
+        raise WireError("proof is missing")
+    return proof
 
 
 def read_answer(version: int, body: bytes) -> Map:
@@ -200,6 +223,29 @@ def _check_depth(content: Map) -> None:
         if not level:
             return
     raise WireError(f"maps and lists inside each other; at most {DEPTH_MAX} deep")
+
+
+def _text(fields: Map, name: str, bytes_max: int) -> str:
+    value = fields.get(name)
+    if value is None:
+        return ""
+    if not isinstance(value, str) or len(value.encode()) > bytes_max:
+        raise WireError(f"{name} is {_shown(value)}; it must be text of {bytes_max} bytes at most")
+    return value
+
+
+def _number(fields: Map, name: str, most: int) -> int:
+    value = fields.get(name, 0)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+        raise WireError(f"{name} is {_shown(value)}; it must be a number of 0..{most}")
+    return value
+
+
+def _bytes(fields: Map, name: str, count: int) -> bytes | None:
+    value = fields.get(name)
+    if value is not None and (not isinstance(value, bytes) or len(value) != count):
+        raise WireError(f"{name} must be {count} bytes")
+    return value
 
 
 def _shown(value: object) -> str:

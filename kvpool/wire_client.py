@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import socket
 import struct
 import time
@@ -15,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvpool import wire
+from kvpool.wire_proof import Exchange, Signer, is_same
 
 _INT = struct.Struct("i")
 
@@ -24,6 +26,25 @@ def ask(sock: socket.socket, hello: Mapping[str, Any], deadline: float) -> wire.
     fields, fds = ask_with_descriptors(sock, hello, deadline, descriptors_max=0)
     assert not fds
     return fields
+
+
+def ask_with_proof(
+    sock: socket.socket, hello: Mapping[str, Any], token: str, deadline: float
+) -> tuple[wire.Map, Signer]:
+    """As ask(), on a control connection, after both sides have proved that they have the token.
+
+    Raises RefusedByPeer, too, for a node that does not: it is not the one that was meant.
+    """
+    nonce = secrets.token_bytes(wire.NONCE_BYTES)
+    challenge = ask(sock, {**hello, "nonce": nonce}, deadline).get("challenge")
+    if not isinstance(challenge, bytes) or len(challenge) != wire.NONCE_BYTES:
+        raise wire.WireError("the node's answer lacks the challenge")
+    exchange = Exchange(nonce, challenge, str(hello.get("tenant", "")))
+    facts = ask(sock, {"proof": exchange.client_proof(token)}, deadline)
+    proof = facts.pop("proof", None)
+    if not is_same(exchange.node_proof(token), proof if isinstance(proof, bytes) else None):
+        raise wire.RefusedByPeer("impostor", "what answers there does not have the token itself")
+    return facts, Signer(exchange.session_key(token))
 
 
 def ask_with_descriptors(

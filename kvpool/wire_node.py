@@ -25,6 +25,12 @@ async def receive_hello(sock: socket.socket) -> wire.Hello:
     return wire.read_hello(version, await _receive(sock, length))
 
 
+async def receive_proof(sock: socket.socket) -> bytes:
+    """Raises WireError."""
+    version, length = wire.read_head(await _receive(sock, wire.HEAD_BYTES))
+    return wire.read_proof(version, await _receive(sock, length))
+
+
 async def receive_message(sock: socket.socket) -> wire.Map | None:
     """The next control message; None when the other side has closed between two."""
     loop = asyncio.get_running_loop()

@@ -14,13 +14,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kvpool import _core, wire, wire_client
+from kvpool import _core, wire, wire_client, wire_proof
 from kvpool.daemon import Daemon
 from kvpool.errors import NoResource
 from kvpool.serve_config import load
 from kvpool.serve_listen import Listeners
 from kvpool.serve_log import open_log
 from kvpool.serve_plan import Plan, plan
+from kvpool.tenants.plans import TenantPlan
+from kvpool.tenants.tenant import Tenant
 
 WAIT_S = 10.0
 LANES = 4
@@ -102,9 +104,10 @@ class Running:
 
     def __init__(self, planned: Plan, **instead: Callable[..., Any]) -> None:
         self.plan = planned
-        self.node = WatchedNode(_core.Node.open(**{**planned.node, "prefault": "off"}))
+        self.tenants = {name: _opened(each) for name, each in planned.tenants.items()}
+        only: Any = next(iter(self.tenants.values()))
+        self.node, self.server = only.node, only.server  # of the only one, mostly
         self.node.instead.update(instead)
-        self.server = BookServer()
         self.listeners = Listeners(planned)
         self.error: BaseException | None = None
         self._ready = threading.Event()
@@ -131,7 +134,7 @@ class Running:
 
     def end_handshakes(self) -> None:
         """Cancels those under way, and waits until they have ended."""
-        ended = self._daemon._handshakes.end()
+        ended = self.daemon._handshakes.end()
         asyncio.run_coroutine_threadsafe(ended, self._loop).result(WAIT_S)
 
     def _run(self) -> None:
@@ -146,9 +149,13 @@ class Running:
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         log = open_log(self.plan.log_format, self.plan.log_level)
-        node: Any = self.node
-        self._daemon = Daemon(self.plan, node, self.server, self.listeners, log, "9.9.9")
-        await self._daemon.run(self._stop, self._ready.set)
+        self.daemon = Daemon(self.plan, self.tenants, self.listeners, log, "9.9.9")
+        await self.daemon.run(self._stop, self._ready.set)
+
+
+def _opened(each: TenantPlan) -> Tenant:
+    node: Any = WatchedNode(_core.Node.open(**{**each.node, "prefault": "off"}))
+    return Tenant(each.name, node, BookServer(), each.limits)
 
 
 @contextlib.contextmanager
@@ -159,9 +166,11 @@ def serving(folder: Path, **flags: Any) -> Iterator[Running]:
         yield daemon
     finally:
         daemon.stop()
-    assert daemon.node.is_closed
-    assert daemon.server.is_drained
-    assert daemon.server.is_closed
+    for each in daemon.tenants.values():
+        server: Any = each.server
+        assert each.node.is_closed
+        assert server.is_drained
+        assert server.is_closed
 
 
 def planned(folder: Path, environment: Mapping[str, str] | None = None, **flags: Any) -> Plan:
@@ -187,6 +196,13 @@ def hello(kind: str = "control", **fields: Any) -> dict[str, Any]:
 def asked(sock: socket.socket, said: Mapping[str, Any]) -> wire.Map:
     """The answer to a hello; raises what wire_client.ask() raises."""
     return wire_client.ask(sock, said, time.monotonic() + WAIT_S)
+
+
+def proved(
+    sock: socket.socket, said: Mapping[str, Any], token: str
+) -> tuple[wire.Map, wire_proof.Signer]:
+    """The answer to a hello that proves a token, and what signs the next ones."""
+    return wire_client.ask_with_proof(sock, said, token, time.monotonic() + WAIT_S)
 
 
 def answer_to(sock: socket.socket, said: bytes) -> wire.Map:

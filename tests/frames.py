@@ -15,6 +15,7 @@ from typing import Any
 from kvpool import _core, wire, wire_client
 from kvpool.address import parse_address
 from kvpool.manifest import Manifest
+from kvpool.wire_proof import Signer
 from tests.served import WAIT_S
 
 REQUEST_MAGIC, ANSWER_MAGIC, BLOCK_MAGIC = 0x5152564B, 0x4E41564B, 0x4C42564B
@@ -105,17 +106,27 @@ class RawClient:
     A client has so many streams in its life; then this one connects as a new client.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, token: str | None = None) -> None:
         self._address = parse_address(address)
+        self._token = token
+        self._signer: Signer | None = None
         self._connect()
 
     def _connect(self) -> None:
         self.control = self._address.open(WAIT_S)
-        self.facts = wire_client.ask(self.control, self.hello("control"), deadline())
+        hello = self.hello("control")
+        if self._token is None:
+            self.facts = wire_client.ask(self.control, hello, deadline())
+        else:
+            self.facts, self._signer = wire_client.ask_with_proof(
+                self.control, hello, self._token, deadline()
+            )
         self._messages = wire_client.Messages(self.control)
         self._streams_left = int(self.facts["streams_max"])
 
-    def hello(self, kind: str, **more: Any) -> wire.Map:
+    def hello(self, kind: wire.Kind, **more: Any) -> wire.Map:
+        if self._signer is not None and kind != "control":
+            more |= self._signer.signed(kind, self.facts["client"])
         return {"kind": kind, "name": "raw", "pid": os.getpid(), **more}
 
     def connected(self) -> socket.socket:

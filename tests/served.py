@@ -58,6 +58,7 @@ class Served:
             **options,
         }
         self.tcp_address = ""
+        self.http_address = ""
         self.process: subprocess.Popen[bytes]
 
     @property
@@ -102,10 +103,13 @@ class Served:
         if "listen" in words:
             self.tcp_address = f"tcp://{words['listen']}"
             self.options["listen"] = words["listen"]
+        self.http_address = words.get("http", "")
         return self
 
     def _flags(self) -> Iterator[str]:
         for name, value in self.options.items():
+            if value is None:  # left to the file
+                continue
             flag = name.replace("_", "-")
             yield f"--{flag}" if value is not False else f"--no-{flag}"
             if not isinstance(value, bool):

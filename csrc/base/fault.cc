@@ -10,11 +10,12 @@ void FaultPoints::fail(std::string point, std::uint64_t times, std::uint64_t ski
   armed_.store(true, std::memory_order_relaxed);
 }
 
-void FaultPoints::pause(std::string point, std::chrono::milliseconds at_most) {
+void FaultPoints::pause(std::string point, std::chrono::milliseconds at_most, std::uint64_t times) {
   std::lock_guard lock(mutex_);
   Point& p = points_[std::move(point)];
   p.paused = true;
   p.pause_at_most = at_most;
+  p.pause_times = times;
   armed_.store(true, std::memory_order_relaxed);
 }
 
@@ -49,7 +50,8 @@ bool FaultPoints::fires_slowly(const char* point) {
   auto it = points_.find(std::string_view(point));
   if (it == points_.end()) return false;
   Point& p = it->second;  // std::map: stays where it is, and clear() erases nothing
-  if (p.paused) {
+  if (p.paused && p.pause_times > 0) {
+    --p.pause_times;
     ++p.hits;
     ++p.waiting;
     resumed_.wait_for(lock, p.pause_at_most, [&] { return !p.paused; });

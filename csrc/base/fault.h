@@ -18,8 +18,9 @@ class FaultPoints {
  public:
   // The next `times` passes of `point` fail, after `skip` passes that do not.
   void fail(std::string point, std::uint64_t times, std::uint64_t skip);
-  // Passes of `point` wait until resume() or the time is over. A test sees them with waiting().
-  void pause(std::string point, std::chrono::milliseconds at_most);
+  // The next `times` passes of `point` wait until resume() or the time is over. A test sees them
+  // with waiting().
+  void pause(std::string point, std::chrono::milliseconds at_most, std::uint64_t times = ~0ull);
   void resume(std::string_view point);
   void clear();
 
@@ -37,7 +38,7 @@ class FaultPoints {
 
  private:
   struct Point {
-    std::uint64_t fail_times = 0, fail_skip = 0, hits = 0, waiting = 0;
+    std::uint64_t fail_times = 0, fail_skip = 0, pause_times = 0, hits = 0, waiting = 0;
     std::chrono::milliseconds pause_at_most{0};
     bool paused = false;
   };

@@ -19,11 +19,9 @@ using nb::literals::operator""_a;
 // a caller of Python waits for.
 using ServerHandle = std::shared_ptr<Server>;
 
-ServerHandle create(const NodeHandle& node, std::uint32_t max_sources, std::uint32_t lanes,
-                    std::uint64_t staging_bytes, std::uint64_t pin_bytes) {
+ServerHandle create(const NodeHandle& node, const ServerOptions& options) {
   usable(node);
-  auto server =
-      value_or_raise(Server::create(node, {max_sources, lanes, staging_bytes, pin_bytes}));
+  auto server = value_or_raise(Server::create(node, options));
   return {server.release(), [node](Server* s) {
             if (node->is_forked()) return;
             const GilReleased released;
@@ -66,12 +64,57 @@ nb::typed<nb::dict, nb::str, nb::any> stats(const ServerHandle& server) {
   return d;
 }
 
+using Facts = nb::typed<nb::dict, nb::str, nb::any>;
+
+Facts facts_of(const ClientStats& client) {
+  Facts d;
+  d["number"] = client.number;
+  d["bytes_in"] = client.bytes_in;
+  d["bytes_out"] = client.bytes_out;
+  d["requests"] = client.requests;
+  d["leases"] = client.leases;
+  d["leased_bytes"] = client.leased_bytes;
+  d["shm"] = client.has_shm;
+  d["gets"] = client.reads.gets;
+  d["get_blocks"] = client.reads.get_blocks;
+  d["get_bytes"] = client.reads.get_bytes;
+  d["views"] = client.reads.views;
+  d["view_blocks"] = client.reads.view_blocks;
+  return d;
+}
+
+nb::typed<nb::list, Facts> clients(const ServerHandle& server) {
+  const std::vector<ClientStats> all = [&] {
+    const GilReleased released;
+    return server->clients();
+  }();
+  nb::typed<nb::list, Facts> list;
+  for (const ClientStats& client : all) list.append(facts_of(client));
+  return list;
+}
+
+std::vector<std::uint64_t> lease_ages(const ServerHandle& server) {
+  const GilReleased released;
+  const LeaseAges::Counts counts = server->lease_ages();
+  return {counts.begin(), counts.end()};
+}
+
 }  // namespace
 
 void bind_server(nb::module_& m) {
   nb::class_<Server>(m, "Server", "The connections of a node. Thread-safe; see net/server.h.")
-      .def_static("create", &create, "node"_a, "max_sources"_a = 2048, "lanes"_a = 4,
-                  "staging_bytes"_a = 64ull << 20, "pin_bytes"_a = 0)
+      .def_static(
+          "create",
+          [](const NodeHandle& node, std::uint32_t max_sources, std::uint32_t lanes,
+             std::uint64_t staging_bytes, std::uint64_t pin_bytes, std::uint64_t put_bytes_per_s,
+             std::uint64_t get_bytes_per_s) {
+            ServerOptions options{max_sources, lanes, staging_bytes, pin_bytes};
+            options.put_bytes_per_s = put_bytes_per_s;
+            options.get_bytes_per_s = get_bytes_per_s;
+            return create(node, options);
+          },
+          "node"_a, "max_sources"_a = 2048, "lanes"_a = 4, "staging_bytes"_a = 64ull << 20,
+          "pin_bytes"_a = 0, "put_bytes_per_s"_a = 0, "get_bytes_per_s"_a = 0)
       .def("add_client", [](const ServerHandle& s) { return s->add_client(); })
       .def(
           "drop_client",
@@ -93,6 +136,19 @@ void bind_server(nb::module_& m) {
           "start_shm", [](const ServerHandle& s, std::uint64_t client) { s->start_shm(client); },
           "client"_a)
       .def("stats", &stats)
+      .def("clients", &clients,
+           "What each client has done and holds. gets: copies out, views: in place; their blocks\n"
+           "and bytes are those that were delivered. Releases the GIL; about 1 us a client.")
+      .def("lease_ages", &lease_ages,
+           "How many leases are younger than 1, 10, 60 and 600 s, and older. Releases the GIL.")
+      .def(
+          "set_rates",
+          [](const ServerHandle& s, std::uint64_t put_bytes_per_s, std::uint64_t get_bytes_per_s) {
+            s->set_rates(put_bytes_per_s, get_bytes_per_s);
+          },
+          "put_bytes_per_s"_a, "get_bytes_per_s"_a,
+          "Payload that all connections together may put and get, from now on; 0: no limit. What\n"
+          "is over it is refused as `limited`. Shared memory is read without a limit.")
       .def_prop_ro("sources", [](const ServerHandle& s) { return s->sources(); })
       .def(
           "sources_of",

@@ -75,12 +75,6 @@ struct PutCall {
   Deadline deadline;
 };
 
-// The node has the block, so what comes behind it can be put. Of not_durable only the SSD has none.
-constexpr bool is_there(PutStatus status) {
-  return status == PutStatus::stored || status == PutStatus::present ||
-         status == PutStatus::not_durable;
-}
-
 class Channel {
  public:
   virtual ~Channel() = default;

@@ -39,7 +39,7 @@ struct Request {
   std::uint32_t magic = kRequestMagic;
   std::uint8_t version = kFrameVersion;
   Op op{};
-  std::uint16_t flags = 0;  // kHasParent
+  std::uint16_t flags = 0;  // put: kHasParent; lookup: kIsPart
   std::uint64_t id = 0;     // comes back in the answer
   std::uint32_t space = 0;  // the node's number of the namespace
   std::uint32_t count = 0;  // keys, 1..kKeysPerRequest; with kHasParent one more key comes first
@@ -47,6 +47,11 @@ struct Request {
   std::uint32_t deadline_ms = 0;
 };
 inline constexpr std::uint16_t kHasParent = 1;
+// A lookup that its client makes for another call's sake: no lookup in the node's traffic.
+inline constexpr std::uint16_t kIsPart = 2;
+constexpr std::uint16_t flags_of(Op op) {
+  return op == Op::put ? kHasParent : op == Op::lookup ? kIsPart : std::uint16_t{0};
+}
 static_assert(sizeof(Request) == 32);
 
 struct Answer {

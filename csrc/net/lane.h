@@ -31,7 +31,7 @@
 namespace kvpool {
 
 inline constexpr std::uint64_t kControlMagic = 0x314c5254'43504b56ull;
-inline constexpr std::uint64_t kControlVersion = 1;
+inline constexpr std::uint64_t kControlVersion = 2;
 inline constexpr std::uint32_t kLanesMax = 16;
 inline constexpr std::uint32_t kKeysPerLane = 1024;  // longer calls are cut
 inline constexpr std::uint64_t kLaneWindowMin = 64 << 10;

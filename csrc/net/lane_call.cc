@@ -125,9 +125,7 @@ Miss LaneCall::miss() const {
 
 PutStatus LaneCall::status(std::size_t index) const {
   const std::uint8_t number = shared_.status[index].load(std::memory_order_relaxed);
-  return number <= static_cast<std::uint8_t>(PutStatus::payload_due)
-             ? static_cast<PutStatus>(number)
-             : PutStatus::failed;
+  return number < kPutStatuses ? static_cast<PutStatus>(number) : PutStatus::failed;
 }
 
 }  // namespace kvpool

@@ -22,6 +22,7 @@ namespace kvpool {
 struct LaneHost {
   Node& node;
   ServerBooks& books;
+  ClientBooks* client = nullptr;  // there before a lane serves
   std::byte* staging = nullptr;
   std::uint64_t staging_bytes = 0;
   std::chrono::microseconds request_max{0};

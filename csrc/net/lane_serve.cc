@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "block/copy.h"
+#include "net/admitted_put.h"
 
 namespace kvpool {
 namespace {
@@ -37,6 +38,7 @@ bool LaneServe::carry_out() {
   LaneRequest request;
   if (!read(request, keys)) return false;
   host_.books.requests.fetch_add(1, std::memory_order_relaxed);
+  host_.client->requests.fetch_add(1, std::memory_order_relaxed);
   Refusal refused = Refusal::none;
   if (host_.books.draining.load(std::memory_order_acquire)) {
     refused = Refusal::draining;
@@ -102,28 +104,36 @@ bool LaneServe::put(const LaneRequest& request) {
     return host_.ended.load(std::memory_order_acquire) ||
            lane_.cancelled.load(std::memory_order_acquire) == request.number;
   };
-  host_.node.put({*request.space, request.keys, request.parent, request.deadline, given_up}, source,
-                 statuses);
+  const std::span all(statuses, request.keys.size());
+  put_admitted(host_.node, host_.books.puts,
+               {*request.space, request.keys, request.parent, request.deadline, given_up, true},
+               request.skip, source, all);
+  // The first that failed is the one whose payload was wanted.
+  if (source.is_payload_due()) std::ranges::replace(all, PutStatus::failed, PutStatus::payload_due);
+  request.space->traffic->count_put(all);
   if (source.is_garbage()) return false;
-  for (std::size_t i = 0; i < request.keys.size(); ++i) {
-    // The first that failed is the one whose payload was wanted.
-    if (source.is_payload_due() && statuses[i] == PutStatus::failed)
-      statuses[i] = PutStatus::payload_due;
-    lane_.status[i].store(static_cast<std::uint8_t>(statuses[i]), std::memory_order_relaxed);
-  }
+  for (std::size_t i = 0; i < all.size(); ++i)
+    lane_.status[i].store(static_cast<std::uint8_t>(all[i]), std::memory_order_relaxed);
   lane_.done.store(request.keys.size(), std::memory_order_relaxed);
   host_.books.bytes_in.fetch_add(source.bytes(), std::memory_order_relaxed);
+  host_.client->bytes_in.fetch_add(source.bytes(), std::memory_order_relaxed);
   return true;
 }
 
 bool LaneServe::get(const LaneRequest& request) {
+  const std::uint64_t block_bytes = request.space->block_bytes;
   LaneSink sink(host_, lane_, request);
-  Miss miss = Miss::none;
-  const std::size_t done = host_.node.get(*request.space, request.keys, sink, &miss);
+  Loaded loaded{.why = Miss::limited};
+  // Its client has just seen these blocks, so what it asks for is what it gets.
+  if (host_.books.gets.admit(request.keys.size() * block_bytes))
+    host_.node.get_part(*request.space, request.keys, sink, loaded);
+  request.space->traffic->count_get(request.keys.size(), loaded);
+  host_.client->count_get(loaded, block_bytes);
   if (sink.is_garbage()) return false;
-  lane_.done.store(done, std::memory_order_relaxed);
-  lane_.miss.store(static_cast<std::uint64_t>(miss), std::memory_order_relaxed);
+  lane_.done.store(loaded.blocks(), std::memory_order_relaxed);
+  lane_.miss.store(static_cast<std::uint64_t>(loaded.why), std::memory_order_relaxed);
   host_.books.bytes_out.fetch_add(sink.bytes(), std::memory_order_relaxed);
+  host_.client->bytes_out.fetch_add(sink.bytes(), std::memory_order_relaxed);
   return true;
 }
 

@@ -28,15 +28,16 @@ void Leases::open() {
 }
 
 void Leases::close() {
-  std::unordered_map<std::uint64_t, Lease> leases;
+  std::unordered_map<std::uint64_t, Held> leases;
   {
     const std::lock_guard lock(mutex_);
     open_ = false;
     leases = std::exchange(leases_, {});
+    ages_.clear();
   }
   std::vector<Lease> all;
   all.reserve(leases.size());
-  for (const auto& [number, lease] : leases) all.push_back(lease);
+  for (const auto& [number, held] : leases) all.push_back(held.lease);
   give_back(all);
 }
 
@@ -46,10 +47,12 @@ std::vector<LeasePlace> Leases::acquire(const Namespace& space, std::span<const 
   const std::uint64_t counted = take_below(count_, 1, keys.size(), kLeasesMax);
   const std::uint64_t allowed = take_below(bytes_, bytes, counted, bytes_max);
   std::vector<Lease> leased(allowed);
-  std::size_t held = 0;
-  why = Miss::none;
-  if (allowed > 0) held = node_.acquire(space, keys.first(allowed), leased.data(), &why);
-  if (held == allowed && held < keys.size()) why = Miss::pin_limit;
+  Loaded loaded;
+  if (allowed > 0) node_.acquire_part(space, keys.first(allowed), leased.data(), loaded);
+  const std::size_t held = loaded.blocks();
+  if (held == allowed && held < keys.size()) loaded.why = Miss::pin_limit;
+  space.traffic->count_view(keys.size(), loaded);
+  why = loaded.why;
   count_.fetch_sub(counted - held, std::memory_order_relaxed);
   bytes_.fetch_sub((allowed - held) * bytes, std::memory_order_relaxed);
   all_.fetch_add(held, std::memory_order_relaxed);
@@ -59,10 +62,12 @@ std::vector<LeasePlace> Leases::acquire(const Namespace& space, std::span<const 
   places.reserve(held);
   {
     const std::lock_guard lock(mutex_);
+    const LeaseAges::Slot now = LeaseAges::slot_of(std::chrono::steady_clock::now());
     for (std::size_t i = 0; open_ && i < held; ++i) {
       places.push_back({next_, leased[i].offset, leased[i].bytes});
-      leases_.emplace(next_++, leased[i]);
+      leases_.emplace(next_++, Held{leased[i], now});
     }
+    ages_.add(now, places.size());
   }
   if (places.size() == held) return places;
   give_back(leased);  // closed meanwhile
@@ -77,12 +82,18 @@ std::size_t Leases::release(std::span<const Hash128> numbers) {
     for (const Hash128& number : numbers) {
       const auto found = leases_.find(number.low);
       if (found == leases_.end()) continue;
-      released.push_back(found->second);
+      released.push_back(found->second.lease);
+      ages_.take_off(found->second.since, 1);
       leases_.erase(found);
     }
   }
   give_back(released);
   return released.size();
+}
+
+void Leases::add_ages(LeaseAges::Counts& counts) const {
+  const std::lock_guard lock(mutex_);
+  ages_.add_counts(LeaseAges::slot_of(std::chrono::steady_clock::now()), counts);
 }
 
 void Leases::give_back(std::span<const Lease> leases) {

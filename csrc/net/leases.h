@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "net/frame.h"
+#include "net/lease_ages.h"
 #include "node/node.h"
 
 namespace kvpool {
@@ -34,6 +35,8 @@ class Leases {
   // The leading blocks; `why`: of the first that is not leased.
   std::vector<LeasePlace> acquire(const Namespace& space, std::span<const Hash128> keys,
                                   std::uint64_t bytes_max, Miss& why);
+  // Adds how many were acquired so long ago. Short, however many there are.
+  void add_ages(LeaseAges::Counts& counts) const;
   // By numbers, in the low halves. Unknown ones are passed by; how many were known.
   std::size_t release(std::span<const Hash128> numbers);
 
@@ -47,8 +50,13 @@ class Leases {
   std::atomic<std::uint64_t>& all_;
   // Counted before they are leased, so that several streams do not pass the limit together.
   std::atomic<std::uint64_t> count_{0}, bytes_{0};
-  std::mutex mutex_;  // guards all below
-  std::unordered_map<std::uint64_t, Lease> leases_;
+  struct Held {
+    Lease lease;
+    LeaseAges::Slot since = 0;
+  };
+  mutable std::mutex mutex_;  // guards all below
+  std::unordered_map<std::uint64_t, Held> leases_;
+  LeaseAges ages_;
   std::uint64_t next_ = 1;  // never given twice
   bool open_ = false;
 };

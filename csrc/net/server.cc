@@ -33,7 +33,8 @@ std::uint64_t Server::add_client() {
   const std::uint64_t number = impl_->next_client++;
   impl_->clients.emplace(number, Impl::Client{.books = std::make_shared<ClientBooks>(
                                                   number, *impl_->node, impl_->books),
-                                              .shm = {}});
+                                              .shm = {},
+                                              .started = {}});
   return number;
 }
 

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "net/channel.h"
+#include "net/lease_ages.h"
 
 namespace kvpool {
 
@@ -31,12 +32,24 @@ struct ServerOptions {
   std::chrono::milliseconds request_max{30'000};
   // A peer that takes or sends no byte for so long, in the middle of a payload, is closed.
   std::chrono::milliseconds stall_max{5'000};
+  // Of payload, over all connections of this server together (net/rate_limit.h); 0 = no limit. What
+  // is over it is answered at once with PutStatus::limited or Miss::limited; nobody waits. What shm
+  // clients read in place passes no server and cannot be limited.
+  std::uint64_t put_bytes_per_s = 0, get_bytes_per_s = 0;
 };
 
 struct ServerStats {
   std::uint64_t clients = 0, streams = 0, shm_clients = 0, threads = 0, leases = 0;
   std::uint64_t requests = 0, closed_garbage = 0, closed_late = 0, bytes_in = 0, bytes_out = 0;
   std::string last_closed;  // why the last connection was closed that broke the protocol
+};
+
+struct ClientStats {
+  std::uint64_t number = 0;
+  std::uint64_t requests = 0, bytes_in = 0, bytes_out = 0;  // through its streams and lanes
+  std::uint64_t leases = 0, leased_bytes = 0;
+  bool has_shm = false;
+  ClientTotals reads;  // through all channels
 };
 
 // What the other side of an shm attachment needs; the descriptors are the receiver's to close.
@@ -63,6 +76,11 @@ class Server {
   void start_shm(std::uint64_t client);
 
   ServerStats stats() const;
+  // Those that there are now, by number. Takes about a microsecond for each.
+  std::vector<ClientStats> clients() const;
+  // How many leases are younger than 1, 10, 60, 600 s, and older.
+  LeaseAges::Counts lease_ages() const;
+  void set_rates(std::uint64_t put_bytes_per_s, std::uint64_t get_bytes_per_s);
   // Connections and lanes now, of all clients and of one.
   std::size_t sources() const;
   std::size_t sources_of(std::uint64_t client) const;

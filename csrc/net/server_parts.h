@@ -15,10 +15,14 @@ struct Server::Impl {
   struct Client {
     std::shared_ptr<ClientBooks> books;
     std::shared_ptr<ShmAttachment> shm;  // made, and not yet started
+    std::weak_ptr<ShmAttachment> started;
   };
 
   Impl(std::shared_ptr<Node> served, const ServerOptions& wanted, std::unique_ptr<Reactor> threads)
-      : node(std::move(served)), options(wanted), reactor(std::move(threads)) {}
+      : node(std::move(served)), options(wanted), reactor(std::move(threads)) {
+    books.puts.set(wanted.put_bytes_per_s);
+    books.gets.set(wanted.get_bytes_per_s);
+  }
 
   // nullptr: there is no such client (any more).
   std::shared_ptr<ClientBooks> books_of(std::uint64_t client) {

@@ -36,6 +36,7 @@ void Server::start_shm(std::uint64_t client) {
     const auto found = impl_->clients.find(client);
     if (found == impl_->clients.end() || !found->second.shm) return;
     attachment = std::move(found->second.shm);
+    found->second.started = attachment;
     books = found->second.books;
     books->begin_shm();
   }

@@ -127,8 +127,7 @@ Result<void> ShmAttachment::make(const ServerOptions& options) {
     books_.note_garbage("an shm client pinned more than it may");
     shutdown(socket_.get(), SHUT_RDWR);
   };
-  node_->attach(*reinterpret_cast<ClientPage*>(control_.base() + kPageOffset),
-                {options.pin_bytes, end});
+  node_->attach(page(), {options.pin_bytes, end});
   is_attached_.store(true, std::memory_order_release);
   books_.shm_clients.fetch_add(1, std::memory_order_relaxed);
   return {};
@@ -166,10 +165,14 @@ Result<void> ShmAttachment::describe(const ServerOptions& options, ShmOffer& off
 std::vector<std::shared_ptr<Source>> ShmAttachment::sources(std::shared_ptr<ClientBooks> client) {
   std::vector<std::shared_ptr<Source>> made;
   const auto self = shared_from_this();
+  client_ = client;
+  host_.client = client_.get();
   for (std::size_t i = 0; i < lanes_.size(); ++i) made.push_back(std::make_shared<Bell>(self, i));
   made.push_back(std::make_shared<End>(self, std::move(client)));
   return made;
 }
+
+ClientTotals ShmAttachment::totals() const { return node_->client_totals(page()); }
 
 void ShmAttachment::end() {
   host_.ended.store(true, std::memory_order_release);
@@ -178,7 +181,7 @@ void ShmAttachment::end() {
 
 void ShmAttachment::let_go() {
   if (!is_attached_.exchange(false, std::memory_order_acq_rel)) return;
-  node_->detach(*reinterpret_cast<ClientPage*>(control_.base() + kPageOffset));
+  node_->detach(page());
   books_.shm_clients.fetch_sub(1, std::memory_order_relaxed);
 }
 

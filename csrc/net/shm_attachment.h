@@ -28,6 +28,8 @@ class ShmAttachment : public std::enable_shared_from_this<ShmAttachment> {
   ShmAttachment(const ShmAttachment&) = delete;
   ShmAttachment& operator=(const ShmAttachment&) = delete;
 
+  // What the client has read by itself. Nothing any more once it has ended.
+  ClientTotals totals() const;
   // Once. They keep this alive.
   std::vector<std::shared_ptr<Source>> sources(std::shared_ptr<ClientBooks> client);
 
@@ -39,6 +41,7 @@ class ShmAttachment : public std::enable_shared_from_this<ShmAttachment> {
                 ServerBooks& books);
   Result<void> make(const ServerOptions& options);
   Result<void> describe(const ServerOptions& options, ShmOffer& offer) const;
+  ClientPage& page() const { return *reinterpret_cast<ClientPage*>(control_.base() + kPageOffset); }
   void end();     // no lane works any more
   void let_go();  // what the client pinned
 
@@ -47,6 +50,7 @@ class ShmAttachment : public std::enable_shared_from_this<ShmAttachment> {
   Descriptor socket_;
   SharedMemory control_, staging_;
   std::vector<Descriptor> bells_;
+  std::shared_ptr<ClientBooks> client_;  // from sources() on
   LaneHost host_;
   std::deque<LaneServe> lanes_;
   std::atomic<bool> is_attached_{false};

@@ -69,11 +69,19 @@ std::size_t ShmChannel::lookup(const Space& space, std::span<const Hash128> keys
   why = !use ? Miss::disconnected : Miss::absent;
   if (!use || use.incarnation == 0) {
     if (tiers != nullptr) std::fill_n(tiers, keys.size(), std::uint8_t{0});
+    if (use) count_lookup(use, keys.size(), {});
     return 0;
   }
-  const std::size_t found = use.reader().lookup(keys, use.incarnation, tiers);
-  if (found == keys.size()) why = Miss::none;
-  return found;
+  const Looked looked = use.reader().look(keys, use.incarnation, tiers);
+  count_lookup(use, keys.size(), looked);
+  if (looked.present == keys.size()) why = Miss::none;
+  return looked.present;
+}
+
+std::size_t ShmChannel::look(const Space& space, std::span<const Hash128> keys) const {
+  const ShmUse use = this->use(space, {});
+  if (!use || use.incarnation == 0) return 0;
+  return use.reader().lookup(keys, use.incarnation, nullptr);
 }
 
 std::size_t ShmChannel::remove(const Space& space, std::span<const Hash128> keys) {
@@ -81,8 +89,7 @@ std::size_t ShmChannel::remove(const Space& space, std::span<const Hash128> keys
 }
 
 std::size_t ShmChannel::wait(const Space& space, std::span<const Hash128> keys, Deadline deadline) {
-  Miss why = Miss::none;
-  const std::size_t found = lookup(space, keys, nullptr, why);
+  const std::size_t found = look(space, keys);
   if (found == keys.size() || !by_request_) return found;
   return by_request_->wait(space, keys, deadline);
 }

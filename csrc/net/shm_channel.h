@@ -83,6 +83,8 @@ class ShmChannel final : public Channel {
   void put_staged(const PutCall& call, StagedBlocks& blocks, PutStatus* statuses);
 
  private:
+  // As lookup(), for another call's sake: not counted.
+  std::size_t look(const Space& space, std::span<const Hash128> keys) const;
   // Of the attachment there is now, for one call; without a client: there is none.
   ShmUse use(const Space& space, Deadline deadline) const;
   Deadline call_deadline() const {

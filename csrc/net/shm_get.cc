@@ -42,15 +42,6 @@ std::size_t ssd_run(const ShmUse& use, std::span<const Hash128> keys) {
   return run;
 }
 
-void count(ShmClient& client, std::size_t blocks, std::uint64_t bytes, Miss why) {
-  ClientCounters& counters = client.page().counters;
-  counters.gets.fetch_add(1, std::memory_order_relaxed);
-  counters.get_blocks.fetch_add(blocks, std::memory_order_relaxed);
-  counters.get_bytes.fetch_add(bytes, std::memory_order_relaxed);
-  if (why == Miss::absent) counters.missed_absent.fetch_add(1, std::memory_order_relaxed);
-  if (why == Miss::moved) counters.missed_moved.fetch_add(1, std::memory_order_relaxed);
-}
-
 // What a lane get passes through: as many whole blocks as the lane's window holds, or room for one
 // made for it; or, for blocks larger than any room, a window that they stream through.
 struct Window {
@@ -119,14 +110,11 @@ Miss miss_of(const ShmUse& use, const LaneCall& call) {
 
 }  // namespace
 
-std::size_t get_by_lane(ShmUse& use, std::span<const Hash128> keys, std::size_t index,
-                        BlockSink& sink, Miss& why) {
+LaneGot get_by_lane(ShmUse& use, std::span<const Hash128> keys, std::size_t index,
+                    BlockSink& sink) {
   keys = keys.first(std::min<std::size_t>(keys.size(), kKeysPerLane));
   ClientLane* const lane = use.client->take_lane(use.deadline);
-  if (lane == nullptr) {
-    why = use.client->look() ? Miss::disconnected : Miss::timed_out;
-    return 0;
-  }
+  if (lane == nullptr) return {.why = use.client->look() ? Miss::disconnected : Miss::timed_out};
   const Window window(*use.client, *lane, keys.size(), block_stride(use.space.block_bytes));
   LaneCall call(*use.client, *lane, use.deadline);
   call.ask({.op = LaneOp::get,
@@ -137,12 +125,14 @@ std::size_t get_by_lane(ShmUse& use, std::span<const Hash128> keys, std::size_t 
   std::size_t done = 0;
   while (done < keys.size() && deliver(call, use.space.block_bytes, done, index + done, sink))
     ++done;
-  if (done < keys.size()) {
-    why = miss_of(use, call);
-  } else {
+  LaneGot got{.delivered = done, .asked = keys.size()};
+  if (done == keys.size()) {
     call.wait_for_answer();  // it is on its way: the lane stays ours to give back
+    return got;
   }
-  return done;
+  got.why = miss_of(use, call);
+  if (call.is_answered() && call.refusal() != Refusal::none) got.asked = 0;
+  return got;
 }
 
 std::size_t ShmChannel::get(const Space& space, std::span<const Hash128> keys, BlockSink& sink,
@@ -154,7 +144,8 @@ std::size_t ShmChannel::get(const Space& space, std::span<const Hash128> keys, B
   std::vector<Found> many;  // only for long calls: touches go out tail first, all together
   if (keys.size() > kTouchBatch) many.resize(keys.size());
   Found* const all = many.empty() ? few : many.data();
-  std::size_t done = 0, in_place = 0;
+  std::size_t done = 0, in_place = 0, by_node = 0;
+  bool is_first = true;
   for (why = Miss::none; done < keys.size();) {
     if (done % IndexReader::kGroup == 0 && keys.size() > 1)
       use.reader().prefetch(keys.subspan(done, std::min(IndexReader::kGroup, keys.size() - done)),
@@ -170,13 +161,17 @@ std::size_t ShmChannel::get(const Space& space, std::span<const Hash128> keys, B
     }
     const auto rest = keys.subspan(done);
     const std::size_t run = got == Got::on_ssd ? ssd_run(use, rest) : 1;
-    const std::size_t fetched = get_by_lane(use, rest.first(run), done, sink, why);
-    std::fill_n(all + done, fetched, Found{});  // the node counted these
-    done += fetched;
-    if (why != Miss::none) break;
+    const LaneGot fetched = get_by_lane(use, rest.first(run), done, sink);
+    std::fill_n(all + done, fetched.delivered, Found{});  // the node touched these
+    done += fetched.delivered;
+    by_node += fetched.asked;
+    why = fetched.why;
+    if (why == Miss::none) continue;
+    is_first = fetched.asked == 0;
+    break;
   }
   report_touches(*use.client, {all, done});
-  count(*use.client, in_place, in_place * space.block_bytes, why);
+  count_get(use, {keys.size() - by_node, in_place, why, is_first});
   return done;
 }
 

@@ -285,8 +285,7 @@ class Placed final : public Room {
 }  // namespace
 
 std::unique_ptr<Room> ShmChannel::reserve(const PutCall& call, PutStatus& status) {
-  Miss why = Miss::none;
-  if (lookup(call.space, call.keys.first(1), nullptr, why) == 1) {
+  if (look(call.space, call.keys.first(1)) == 1) {
     status = PutStatus::present;
     return nullptr;
   }

@@ -19,6 +19,18 @@ struct ShmUse {
   }
 };
 
+// What the node is told of a call that was carried out here (node/client_page.h). `asked`: blocks,
+// without those that a request asked the node for, which it counts itself; so is `loaded`.
+// `is_first`: the first block that is missing is among them, and not one of a request's.
+struct Share {
+  std::size_t asked = 0, loaded = 0;
+  Miss why = Miss::none;
+  bool is_first = true;
+};
+void count_lookup(const ShmUse& use, std::size_t asked, const Looked& looked);
+void count_get(const ShmUse& use, const Share& share);
+void count_view(const ShmUse& use, const Share& share);
+
 // Tail first, as Node does: of a chain used at one moment the head then counts as the latest use.
 void report_touches(ShmClient& client, std::span<const Found> found);
 
@@ -47,8 +59,12 @@ class HazardPin {
   bool has_word_ = false;
 };
 
+struct LaneGot {
+  std::size_t delivered = 0;
+  std::size_t asked = 0;  // of the node: it counts them, whatever becomes of its answer
+  Miss why = Miss::none;  // of the first that was not delivered
+};
 // Delivers leading blocks that cannot be read in place; `index`: of the first in the call.
-std::size_t get_by_lane(ShmUse& use, std::span<const Hash128> keys, std::size_t index,
-                        BlockSink& sink, Miss& why);
+LaneGot get_by_lane(ShmUse& use, std::span<const Hash128> keys, std::size_t index, BlockSink& sink);
 
 }  // namespace kvpool

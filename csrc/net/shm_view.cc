@@ -27,8 +27,10 @@ class ShmPins final : public Pins {
   // Pins leading blocks; `why` it were not all: none = look again.
   std::size_t add(const ShmUse& use, std::span<const Hash128> keys, Miss& why);
 
-  // Those that a lease of the node can show: on the SSD, or more than there are words for.
-  void add_leases(const ShmUse& use, std::span<const Hash128> keys, Channel& stream, Miss& why);
+  // Those that a lease of the node can show: on the SSD, or more than there are words for. How many
+  // it was asked for.
+  std::size_t add_leases(const ShmUse& use, std::span<const Hash128> keys, Channel& stream,
+                         Miss& why);
 
   std::vector<Found> found;  // what is pinned by name, for the touches
 
@@ -81,8 +83,8 @@ std::size_t ShmPins::add(const ShmUse& use, std::span<const Hash128> keys, Miss&
   return held;
 }
 
-void ShmPins::add_leases(const ShmUse& use, std::span<const Hash128> keys, Channel& stream,
-                         Miss& why) {
+std::size_t ShmPins::add_leases(const ShmUse& use, std::span<const Hash128> keys, Channel& stream,
+                                Miss& why) {
   const std::uint64_t bytes = SlabPool::slot_bytes(use.space.block_bytes);  // as the node counts
   std::size_t may = 0;
   while (may < keys.size() && client_->may_pin(bytes)) ++may;
@@ -99,6 +101,7 @@ void ShmPins::add_leases(const ShmUse& use, std::span<const Hash128> keys, Chann
   if (got == may && may < keys.size()) why = Miss::pin_limit;
   client_->unpinned((may - got) * bytes);
   bytes_ += got * bytes;
+  return may;
 }
 
 }  // namespace
@@ -120,13 +123,13 @@ std::unique_ptr<Pins> ShmChannel::acquire(const Space& space, std::span<const Ha
       break;
   }
   if (done == keys.size()) why = Miss::none;
-  ClientCounters& counters = use.client->page().counters;
-  counters.views.fetch_add(1, std::memory_order_relaxed);
-  counters.view_blocks.fetch_add(done, std::memory_order_relaxed);
   report_touches(*use.client, pins->found);
-  if (why == Miss::none || why == Miss::absent || !by_request_) return pins;
-
-  pins->add_leases(use, keys.subspan(done), *by_request_, why);
+  std::size_t by_node = 0;
+  if (why != Miss::none && why != Miss::absent && by_request_)
+    by_node = pins->add_leases(use, keys.subspan(done), *by_request_, why);
+  // Where the node gave all it was asked for, the one that is missing is behind those.
+  const bool is_first = pins->places.size() >= done + by_node;
+  count_view(use, {keys.size() - by_node, done, why, is_first});
   return pins;
 }
 

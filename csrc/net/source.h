@@ -20,6 +20,7 @@
 #include <utility>
 
 #include "net/leases.h"
+#include "net/rate_limit.h"
 
 namespace kvpool {
 
@@ -45,6 +46,7 @@ struct ServerBooks {
   std::atomic<bool> draining{false};  // new requests are refused
   std::atomic<std::uint64_t> streams{0}, shm_clients{0}, leases{0}, requests{0}, bytes_in{0},
       bytes_out{0}, closed_garbage{0}, closed_late{0};
+  RateLimit puts, gets;  // of payload, for all connections together
 
   // Why a connection is being closed that broke the protocol / that took too long.
   void note_garbage(std::string why) {
@@ -83,9 +85,18 @@ struct ClientBooks {
     leases.close();
   }
 
+  void count_get(const Loaded& loaded, std::uint64_t block_bytes) {
+    gets.fetch_add(1, std::memory_order_relaxed);
+    get_blocks.fetch_add(loaded.blocks(), std::memory_order_relaxed);
+    get_bytes.fetch_add(loaded.blocks() * block_bytes, std::memory_order_relaxed);
+  }
+
   const std::uint64_t id;
   std::atomic<bool> has_shm{false};  // it has mapped the arena, so places in it mean something
-  Leases leases;
+  // Through streams and lanes; what it reads without asking is in its page.
+  alignas(64) std::atomic<std::uint64_t> requests{0}, bytes_in{0}, bytes_out{0}, gets{0},
+      get_blocks{0}, get_bytes{0}, views{0}, view_blocks{0};
+  alignas(64) Leases leases;
 };
 
 }  // namespace kvpool

@@ -86,6 +86,11 @@ void StreamChannel::close() {
 
 std::size_t StreamChannel::lookup(const Space& space, std::span<const Hash128> keys,
                                   std::uint8_t* tiers, Miss& why) {
+  return look({space, keys}, tiers, why);
+}
+
+std::size_t StreamChannel::look(const Look& what, std::uint8_t* tiers, Miss& why) {
+  const auto& [space, keys, is_part] = what;
   const Deadline deadline = by_timeout();
   why = Miss::absent;
   if (tiers != nullptr) std::fill_n(tiers, keys.size(), std::uint8_t{0});
@@ -98,9 +103,12 @@ std::size_t StreamChannel::lookup(const Space& space, std::span<const Hash128> k
     why = late ? Miss::timed_out : Miss::disconnected;
     if (loan.empty()) return done;
     const auto part = request_of(keys, done);
-    const auto reply = loan.one().request(
-        {.op = Op::lookup, .space = number_of(space), .keys = part, .deadline = deadline},
-        std::span(body).first(part.size()));
+    const auto reply = loan.one().request({.op = Op::lookup,
+                                           .space = number_of(space),
+                                           .keys = part,
+                                           .deadline = deadline,
+                                           .is_part = is_part},
+                                          std::span(body).first(part.size()));
     why = reply.is_good() ? reply.why : reply.trouble();
     if (!reply.is_good()) return done;
     if (reply.body_bytes != part.size()) {
@@ -161,7 +169,7 @@ std::size_t StreamChannel::wait(const Space& space, std::span<const Hash128> key
   const std::size_t found = wait(space, keys, deadline, refused);
   if (refused == Refusal::none) return found;
   Miss why{};
-  return lookup(space, keys, nullptr, why);
+  return look({space, keys, true}, nullptr, why);
 }
 
 }  // namespace kvpool

@@ -71,6 +71,12 @@ class StreamChannel final : public Channel {
                 std::unique_ptr<StreamPool> waits)
       : options_(options), streams_(std::move(streams)), waits_(std::move(waits)) {}
 
+  struct Look {
+    const Space& space;
+    std::span<const Hash128> keys;
+    bool is_part = false;  // of another call
+  };
+  std::size_t look(const Look& what, std::uint8_t* tiers, Miss& why);
   Deadline by_timeout() const { return std::chrono::steady_clock::now() + options_.timeout; }
   std::size_t get_some(const Space& space, std::span<const Hash128> keys, BlockSink& sink,
                        std::size_t first, Deadline deadline, Miss& why);

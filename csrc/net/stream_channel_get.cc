@@ -175,7 +175,7 @@ std::unique_ptr<Pins> StreamChannel::acquire_in_place(const Space& space,
 std::unique_ptr<Pins> StreamChannel::acquire(const Space& space, std::span<const Hash128> keys,
                                              Miss& why) {
   if (options_.leases_in_place) return acquire_in_place(space, keys, why);
-  const std::size_t there = lookup(space, keys, nullptr, why);
+  const std::size_t there = look({space, keys, true}, nullptr, why);
   const Miss behind = why;
   auto copies = std::make_unique<Copies>(there, space.block_bytes);
   if (there == 0) return copies;

@@ -52,11 +52,13 @@ std::size_t StreamChannel::put_some(const PutCall& call, std::size_t first, std:
     StreamClient::Ask ask{.op = Op::lookup,
                           .space = number,
                           .keys = call.keys.subspan(at, count - done),
-                          .deadline = call.deadline};
+                          .deadline = call.deadline,
+                          .is_part = true};
     StreamClient::Reply reply{.how = Io::done};
     if (may_skip) reply = loan.one().request(ask, tiers);
     if (reply.is_good()) {
       ask.op = Op::put;
+      ask.is_part = false;
       ask.parent = at > 0 ? &call.keys[at - 1] : call.parent;
       ask.skip = static_cast<std::uint32_t>(reply.count);
       reply = loan.one().put(ask, call.space.block_bytes, source, at, statuses + done);
@@ -104,7 +106,7 @@ class StreamChannel::OwnRoom final : public Room, public BlockSource {
 
 std::unique_ptr<Room> StreamChannel::reserve(const PutCall& call, PutStatus& status) {
   Miss why{};
-  if (lookup(call.space, call.keys.first(1), nullptr, why) == 1) {
+  if (look({call.space, call.keys.first(1), true}, nullptr, why) == 1) {
     status = PutStatus::present;
     return nullptr;
   }

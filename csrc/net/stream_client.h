@@ -30,6 +30,7 @@ class StreamClient {
     const Hash128* parent = nullptr;
     std::uint32_t skip = 0;
     Deadline deadline;
+    bool is_part = false;  // kIsPart
   };
   struct Reply {
     // Not done: all below says nothing, and the stream is ended, unless it was late to begin with.

@@ -130,8 +130,9 @@ StreamClient::Reply StreamClient::put(const Ask& ask, std::uint32_t block_bytes,
   const std::span body(reinterpret_cast<std::byte*>(statuses), ask.keys.size());
   Reply reply = take_answer(head, body, until(ask.deadline));
   if (!reply.is_good()) return reply;
-  const bool known = std::all_of(statuses, statuses + ask.keys.size(),
-                                 [](PutStatus status) { return status <= PutStatus::payload_due; });
+  const bool known = std::all_of(statuses, statuses + ask.keys.size(), [](PutStatus status) {
+    return static_cast<std::uint8_t>(status) < kPutStatuses;
+  });
   if (reply.body_bytes != ask.keys.size() || !known) return end(Io::closed);
   return reply;
 }

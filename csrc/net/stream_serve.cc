@@ -56,7 +56,7 @@ ssize_t StreamServe::gather() {
   const ssize_t got = recv(socket_.get(), buffer_.data() + end_, room - end_, MSG_DONTWAIT);
   if (got <= 0) return got;
   end_ += static_cast<std::size_t>(got);
-  host_.books.bytes_in.fetch_add(static_cast<std::uint64_t>(got), std::memory_order_relaxed);
+  count_in(static_cast<std::uint64_t>(got));
   return got;
 }
 
@@ -102,8 +102,7 @@ bool StreamServe::check(const Request& head) {
     return garbage("a request of version " + std::to_string(head.version));
   if (head.op < Op::lookup || head.op > Op::release)
     return garbage("a request of unknown kind " + std::to_string(static_cast<int>(head.op)));
-  if ((head.flags & ~kHasParent) != 0 || (head.flags != 0 && !is_put))
-    return garbage("a request with unknown flags");
+  if ((head.flags & ~flags_of(head.op)) != 0) return garbage("a request with unknown flags");
   if (head.count == 0 || head.count > kKeysPerRequest)
     return garbage("a request of " + std::to_string(head.count) + " keys");
   if (head.skip > (is_put ? head.count : 0)) return garbage("a request that skips too much");
@@ -124,6 +123,7 @@ bool StreamServe::serve(const Request& head, const std::byte* keys) {
                   .parent = has_parent ? keys_.data() : nullptr,
                   .patience = {steady_clock::now() + limit, host_.options.stall_max}};
   host_.books.requests.fetch_add(1, std::memory_order_relaxed);
+  host_.client->requests.fetch_add(1, std::memory_order_relaxed);
   return dispatch(call);
 }
 
@@ -163,9 +163,10 @@ bool StreamServe::dispatch(const Call& call) {
 
 bool StreamServe::lookup(const Call& call) {
   std::vector<std::uint8_t> tiers(call.keys.size());
-  const std::size_t found = host_.node.lookup(*call.space, call.keys, tiers.data());
-  return answer(call, {.count = found,
-                       .why = found < call.keys.size() ? Miss::absent : Miss::none,
+  const Looked looked = host_.node.look(*call.space, call.keys, tiers.data());
+  if ((call.head.flags & kIsPart) == 0) call.space->traffic->count_lookup(call.keys.size(), looked);
+  return answer(call, {.count = looked.present,
+                       .why = looked.present < call.keys.size() ? Miss::absent : Miss::none,
                        .body = std::as_bytes(std::span(tiers))});
 }
 
@@ -193,6 +194,8 @@ bool StreamServe::acquire(const Call& call) {
   Miss why{};
   const auto places =
       host_.client->leases.acquire(*call.space, call.keys, host_.options.pin_bytes, why);
+  host_.client->views.fetch_add(1, std::memory_order_relaxed);
+  host_.client->view_blocks.fetch_add(places.size(), std::memory_order_relaxed);
   if (answer(call, {.count = places.size(),
                     .why = places.size() < call.keys.size() ? why : Miss::none,
                     .body = std::as_bytes(std::span(places))}))
@@ -228,6 +231,7 @@ bool StreamServe::send(std::span<iovec> pieces, const Patience& patience) {
   std::uint64_t moved = 0;
   const Io how = send_all(socket_.get(), pieces, patience, moved);
   host_.books.bytes_out.fetch_add(moved, std::memory_order_relaxed);
+  host_.client->bytes_out.fetch_add(moved, std::memory_order_relaxed);
   return ended(how, "take");
 }
 

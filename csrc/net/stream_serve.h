@@ -72,6 +72,10 @@ class StreamServe final : public Source {
   bool answer(const Call& call, const Reply& reply);
   bool send(std::span<iovec> pieces, const Patience& patience);
   bool ended(Io how, const char* doing);
+  void count_in(std::uint64_t bytes) {
+    host_.books.bytes_in.fetch_add(bytes, std::memory_order_relaxed);
+    host_.client->bytes_in.fetch_add(bytes, std::memory_order_relaxed);
+  }
   bool garbage(const std::string& what);
 
   // The bytes that were read and not used yet.

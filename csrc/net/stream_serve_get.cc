@@ -20,26 +20,19 @@ class StreamServe::Delivery {
   Delivery(StreamServe& stream, const Call& call) : stream_(stream), call_(call) {}
 
   bool run() {
-    while (is_open_ && done_ < call_.keys.size()) {
-      const std::size_t before = done_;
-      const auto window = call_.keys.subspan(done_, window_blocks());
-      std::array<std::uint8_t, kWindowBlocks> tiers{};
-      const std::size_t found = stream_.host_.node.lookup(*call_.space, window, tiers.data());
-      const auto in_dram = static_cast<std::size_t>(
-          std::find(tiers.begin(), tiers.begin() + found, kTierSsd) - tiers.begin());
-      if (in_dram > 0) send_leased(window.first(std::min(in_dram, found)));
-      // On the SSD alone; or a lease was not to be had, as in a pool where all else is pinned.
-      if (is_open_ && done_ == before) send_copies(window);
-      if (done_ == before) break;
+    while (is_open_ && done_ < call_.keys.size() && send_window()) {
     }
-    if (!is_open_ || is_answered_) return is_open_;
-    return stream_.answer(call_, {.count = done_, .why = why_});
+    if (is_answered_) return is_open_;
+    if (!is_open_) loaded_.why = Miss::disconnected;
+    count();
+    if (!is_open_) return false;
+    return stream_.answer(call_, {.count = done_, .why = loaded_.why});
   }
 
   // False: nothing more can be sent.
-  bool send_block(const std::byte* payload, const Lease& lease) {
+  bool send_block(const std::byte* payload, const Lease& lease, const Loaded& from) {
     add(payload, lease);
-    flush();
+    flush(from);
     done_ += is_open_;
     return is_open_;
   }
@@ -47,6 +40,24 @@ class StreamServe::Delivery {
   const Call& call() const { return call_; }
 
  private:
+  // False: nothing of it could be sent.
+  bool send_window() {
+    const std::size_t before = done_;
+    const auto window = call_.keys.subspan(done_, window_blocks());
+    std::array<std::uint8_t, kWindowBlocks> tiers{};
+    const std::size_t found = stream_.host_.node.look(*call_.space, window, tiers.data()).present;
+    if (!stream_.host_.books.gets.admit(found * std::uint64_t{call_.space->block_bytes})) {
+      loaded_.why = Miss::limited;
+      return false;
+    }
+    const auto in_dram = static_cast<std::size_t>(
+        std::find(tiers.begin(), tiers.begin() + found, kTierSsd) - tiers.begin());
+    if (in_dram > 0) send_leased(window.first(std::min(in_dram, found)));
+    // On the SSD alone; or a lease was not to be had, as in a pool where all else is pinned.
+    if (is_open_ && done_ == before) send_copies(window);
+    return done_ > before;
+  }
+
   std::size_t window_blocks() const {
     const std::size_t fit = kWindowBytes / call_.space->block_bytes;
     return std::min(call_.keys.size() - done_, std::clamp<std::size_t>(fit, 1, kWindowBlocks));
@@ -69,24 +80,36 @@ class StreamServe::Delivery {
     ++added_;
   }
 
-  void flush() {
+  // `from`: where the blocks came from that go out. Whoever has the answer finds the get counted.
+  void flush(const Loaded& from) {
+    const Loaded before = loaded_;
+    loaded_ = {loaded_.dram + from.dram, loaded_.ssd + from.ssd, from.why};
     std::size_t pieces = 2 * added_;
     if (done_ + added_ == call_.keys.size()) {
       answer_ = answer_head(call_, {.count = call_.keys.size()});
       pieces_[pieces++] = {&answer_, sizeof answer_};
       is_answered_ = true;
+      count();
     }
     added_ = 0;
     is_open_ = stream_.send(std::span(pieces_).first(pieces), call_.patience);
+    if (!is_open_) loaded_ = before;
+  }
+
+  void count() {
+    call_.space->traffic->count_get(call_.keys.size(), loaded_);
+    stream_.host_.client->count_get(loaded_, call_.space->block_bytes);
   }
 
   void send_leased(std::span<const Hash128> keys) {
     std::array<Lease, kWindowBlocks> leases;
-    const std::size_t leased = stream_.host_.node.acquire(*call_.space, keys, leases.data(), &why_);
+    Loaded loaded;
+    const std::size_t leased =
+        stream_.host_.node.acquire_part(*call_.space, keys, leases.data(), loaded);
     if (leased == 0) return;
     const std::byte* arena = stream_.host_.node.arena();
     for (std::size_t i = 0; i < leased; ++i) add(arena + leases[i].offset, leases[i]);
-    flush();
+    flush(loaded);
     stream_.host_.node.release(std::span(leases).first(leased));
     done_ += leased;
   }
@@ -96,7 +119,7 @@ class StreamServe::Delivery {
   StreamServe& stream_;
   const Call& call_;
   std::size_t done_ = 0, added_ = 0;  // blocks that were sent; that wait in pieces_
-  Miss why_ = Miss::none;
+  Loaded loaded_;                     // of all that went out
   bool is_open_ = true, is_answered_ = false;
   Answer answer_;
   std::array<Block, kWindowBlocks> blocks_;
@@ -114,11 +137,13 @@ class StreamServe::CopySender final : public BlockSink {
     const Hash128 sum =
         copy_with_checksum(copy_.data(), reader.payload(found), found.bytes, Stores::cached);
     if (!reader.still_there(found)) return false;
-    return delivery_.send_block(copy_.data(), {.generation = found.generation, .sum = sum});
+    return delivery_.send_block(copy_.data(), {.generation = found.generation, .sum = sum},
+                                {.dram = 1});
   }
   bool deliver_whole(std::size_t, std::span<const std::byte> payload) override {
     return delivery_.is_open() &&
-           delivery_.send_block(payload.data(), {.sum = checksum(payload.data(), payload.size())});
+           delivery_.send_block(payload.data(), {.sum = checksum(payload.data(), payload.size())},
+                                {.ssd = 1});
   }
 
  private:
@@ -128,7 +153,9 @@ class StreamServe::CopySender final : public BlockSink {
 
 void StreamServe::Delivery::send_copies(std::span<const Hash128> keys) {
   CopySender sink(*this);
-  stream_.host_.node.get(*call_.space, keys, sink, &why_);
+  Loaded loaded;
+  stream_.host_.node.get_part(*call_.space, keys, sink, loaded);
+  loaded_.why = loaded.why;
 }
 
 bool StreamServe::get(const Call& call) { return Delivery(*this, call).run(); }

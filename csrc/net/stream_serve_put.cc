@@ -5,6 +5,7 @@
 #include <array>
 
 #include "block/checksum.h"
+#include "net/admitted_put.h"
 #include "net/stream_serve.h"
 
 namespace kvpool {
@@ -103,7 +104,7 @@ class StreamServe::PayloadReceiver final : public BlockSource {
 
   bool forget(std::uint64_t bytes) {
     bytes -= stream_.skip_gathered(bytes);
-    stream_.host_.books.bytes_in.fetch_add(bytes, std::memory_order_relaxed);
+    stream_.count_in(bytes);
     const Io how = receive_nothing(stream_.socket_.get(), bytes, call_.patience);
     return is_open_ = stream_.ended(how, "send");
   }
@@ -111,7 +112,7 @@ class StreamServe::PayloadReceiver final : public BlockSource {
   bool receive_pieces(std::span<const iovec> pieces, std::size_t& got) {
     is_open_ =
         stream_.ended(receive_some(stream_.socket_.get(), pieces, call_.patience, got), "send");
-    if (is_open_) stream_.host_.books.bytes_in.fetch_add(got, std::memory_order_relaxed);
+    if (is_open_) stream_.count_in(got);
     return is_open_;
   }
 
@@ -131,10 +132,12 @@ bool StreamServe::put(const Call& call) {
     return receiver.finish() && answer(call, {.refusal = refusal}) && refusal != Refusal::draining;
   std::vector<PutStatus> statuses(call.keys.size(), PutStatus::failed);
   const auto given_up = [this] { return is_peer_gone(socket_.get()); };
-  host_.node.put({*call.space, call.keys, call.parent, call.patience.deadline, given_up}, receiver,
-                 statuses.data());
-  if (!receiver.finish()) return false;
+  put_admitted(host_.node, host_.books.puts,
+               {*call.space, call.keys, call.parent, call.patience.deadline, given_up, true},
+               call.head.skip, receiver, statuses);
   if (receiver.due() < statuses.size()) statuses[receiver.due()] = PutStatus::payload_due;
+  call.space->traffic->count_put(statuses);
+  if (!receiver.finish()) return false;
   const auto stored = std::find_if(statuses.begin(), statuses.end(),
                                    [](PutStatus s) { return s > PutStatus::present; });
   const bool sent = answer(call, {.count = static_cast<std::size_t>(stored - statuses.begin()),

@@ -1,5 +1,6 @@
-// What a client of the same host tells the node without asking: which blocks it reads in place, and
-// which it has used. Lies in memory that the client writes and the node reads.
+// What a client of the same host tells the node without asking: which blocks it reads in place,
+// which it has used, and how much it has read. Lies in memory that the client writes and the node
+// reads.
 //
 // Pin:  client  reads the record: generation, slot -> in_use bit -> word = slot -> FULL fence -> is
 //               the generation still the record's? yes: the slot keeps its bytes until the word is
@@ -17,6 +18,7 @@
 #include <cstdint>
 #include <functional>
 
+#include "node/miss.h"
 #include "node/touch_ring.h"
 
 namespace kvpool {
@@ -52,29 +54,31 @@ struct Hazards {
   }
 };
 
-// For the node's statistics; added to by the client's threads.
-struct ClientCounters {
-  alignas(64) std::atomic<std::uint64_t> gets, get_blocks, get_bytes, missed_absent,
-      missed_moved, views, view_blocks;
-};
+// What a client has asked of one namespace without asking the node, and what it found. Rows are
+// handed out by the client to namespaces as it meets them; the last one is for all others.
+struct alignas(64) TrafficRow {
+  enum Word : std::uint32_t {
+    space = 0,  // Namespace::number + 1; 0: nobody's
+    lookups = 1,
+    lookup_dram,  // blocks
+    lookup_ssd,
+    lookup_missed,  // lookups that ended at a block that is missing
+    lookup_behind,  // blocks that were asked for behind those
+    gets = 8,       // that copy out
+    loaded,         // blocks that they delivered from DRAM
+    views,
+    view_blocks,
+    missed = 16,  // blocks of gets and views that were not found, by Miss
+  };
+  static constexpr std::uint32_t kWords = 32;
+  static constexpr std::uint64_t kAnySpace = ~std::uint64_t{0};
 
-struct ClientTotals {
-  std::uint64_t gets = 0, get_blocks = 0, get_bytes = 0, missed_absent = 0, missed_moved = 0,
-                views = 0, view_blocks = 0;
-
-  void add(const ClientCounters& from) {
-    const auto read = [](const std::atomic<std::uint64_t>& word) {
-      return word.load(std::memory_order_relaxed);
-    };
-    gets += read(from.gets);
-    get_blocks += read(from.get_blocks);
-    get_bytes += read(from.get_bytes);
-    missed_absent += read(from.missed_absent);
-    missed_moved += read(from.missed_moved);
-    views += read(from.views);
-    view_blocks += read(from.view_blocks);
-  }
+  std::atomic<std::uint64_t>& operator[](std::uint32_t at) { return word[at]; }
+  const std::atomic<std::uint64_t>& operator[](std::uint32_t at) const { return word[at]; }
+  std::array<std::atomic<std::uint64_t>, kWords> word;
 };
+static_assert(TrafficRow::missed + kMisses <= TrafficRow::kWords);
+inline constexpr std::uint32_t kTrafficRows = 64;
 
 // What the node does about a client that names more than it may: its own library keeps it within
 // `pin_bytes`, so it is broken or hostile, and all it names is kept from everybody.
@@ -86,7 +90,7 @@ struct ClientLimit {
 
 struct ClientPage {
   Hazards hazards;
-  ClientCounters counters;
+  std::array<TrafficRow, kTrafficRows> traffic;
   TouchRing touches;
 };
 

@@ -107,9 +107,10 @@ void IndexReader::prefetch(std::span<const Hash128> keys, std::uint32_t incarnat
   approach(group);
 }
 
-std::size_t IndexReader::lookup(std::span<const Hash128> keys, std::uint32_t incarnation,
-                                std::uint8_t* tiers) const {
+Looked IndexReader::look(std::span<const Hash128> keys, std::uint32_t incarnation,
+                         std::uint8_t* tiers) const {
   Found found;
+  std::size_t on_ssd = 0;
   Group groups[3];  // being looked at, records on their way, buckets on their way
   const auto begin = [&](std::size_t number) {
     const std::size_t first = std::min(keys.size(), number * kGroup);
@@ -126,13 +127,14 @@ std::size_t IndexReader::lookup(std::span<const Hash128> keys, std::uint32_t inc
       const std::size_t at = number * kGroup + i;
       if (!find_at(keys[at], incarnation, group.hash[i], found)) {
         if (tiers != nullptr) std::fill(tiers + at, tiers + keys.size(), std::uint8_t{0});
-        return at;
+        return {at, on_ssd};
       }
+      on_ssd += (found.tier & kTierDram) == 0;
       if (tiers != nullptr)
         tiers[at] = static_cast<std::uint8_t>((found.tier & kTierDram) != 0 ? kTierDram : kTierSsd);
     }
   }
-  return keys.size();
+  return {keys.size(), on_ssd};
 }
 
 bool IndexReader::copy(const Found& found, std::byte* destination) const {

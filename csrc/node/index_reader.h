@@ -23,6 +23,11 @@ struct Found {
   std::uint64_t tier = 0;
 };
 
+struct Looked {
+  std::size_t present = 0;  // leading keys
+  std::size_t on_ssd = 0;   // of these, on the SSD alone
+};
+
 class IndexReader {
  public:
   explicit IndexReader(const IndexView& view)
@@ -37,8 +42,11 @@ class IndexReader {
   // Leading keys that are present, and the fastest tier of each (tiers: nullptr or keys.size()
   // bytes; 0 past the first miss). Groups of keys are prefetched, so cold lines cost about one miss
   // a group.
+  Looked look(std::span<const Hash128> keys, std::uint32_t incarnation, std::uint8_t* tiers) const;
   std::size_t lookup(std::span<const Hash128> keys, std::uint32_t incarnation,
-                     std::uint8_t* tiers) const;
+                     std::uint8_t* tiers) const {
+    return look(keys, incarnation, tiers).present;
+  }
 
   // The payload loads before this come before the generation load.
   bool still_there(const Found& found) const {

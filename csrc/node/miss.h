@@ -17,7 +17,8 @@ enum class Miss : std::uint8_t {
   disconnected = 9,  // no node to ask
   damaged = 10,      // what came over the network is not what was sent
   fault = 11,        // a fault injected by a test
+  limited = 12,      // its clients get more bytes per second than they may
 };
-inline constexpr std::uint8_t kMisses = 12;
+inline constexpr std::uint8_t kMisses = 13;
 
 }  // namespace kvpool

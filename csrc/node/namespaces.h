@@ -2,7 +2,7 @@
 //
 // Dropping a namespace gives it a new incarnation, so every old key becomes a miss at once,
 // however many there are. Entries are never removed: a handle stays valid as long as the node.
-// Thread rule: the node's lock; `incarnation` alone is read by anyone.
+// Thread rule: the node's lock; but `incarnation` is read, and `traffic` added to, by anyone.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "block/key.h"
 #include "node/index_layout.h"
+#include "node/traffic.h"
 
 namespace kvpool {
 
@@ -26,6 +27,7 @@ struct Namespace {
   std::atomic<std::uint32_t> incarnation{0};
   std::uint32_t dropped_incarnation = 0;  // the one before; 0 = none
   std::uint64_t blocks = 0;               // resident, of this incarnation
+  const std::unique_ptr<Traffic> traffic = std::make_unique<Traffic>();
 };
 
 class Namespaces {
@@ -76,6 +78,8 @@ class Namespaces {
     for (const auto& [id, space] : by_id_) visit(*space);
   }
   std::size_t count() const { return by_id_.size(); }
+  // By number. Those that are there stay where they are, whatever is opened later.
+  std::vector<Namespace*> all() const { return by_number_; }
   std::size_t bytes() const { return by_incarnation_.size() * sizeof(Namespace*); }
 
  private:

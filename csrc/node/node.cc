@@ -161,6 +161,7 @@ NodeStats Node::stats() {
   NodeStats stats;
   Lock lock(mutex_);
   drain_touches();
+  for (Attached& client : attached_) take_client_traffic(client);
   stats.store = store_->counters();
   stats.policy = store_->policy_stats();
   stats.blocks = store_->resident();
@@ -185,30 +186,13 @@ NodeStats Node::stats() {
   stats.held_slots = store_->held_slots();
   stats.waiting = waiters_.size();
   stats.huge_units = huge_units_.load(std::memory_order_relaxed);
-  stats.gets = gets_.load(std::memory_order_relaxed);
-  stats.get_blocks = get_blocks_.load(std::memory_order_relaxed);
-  stats.get_bytes = get_bytes_.load(std::memory_order_relaxed);
-  stats.missed_absent = missed_absent_.load(std::memory_order_relaxed);
-  stats.missed_moved = missed_moved_.load(std::memory_order_relaxed);
-  stats.missed_fault = missed_fault_.load(std::memory_order_relaxed);
-  add_client_stats(stats);
+  stats.views = clients_read_.views;
+  stats.view_blocks = clients_read_.view_blocks;
   add_ssd_stats(stats);
-  stats.put_bytes = put_bytes_.load(std::memory_order_relaxed);
-  stats.not_stored = not_stored_.load(std::memory_order_relaxed);
+  const std::vector<Namespace*> spaces = store_->namespaces().all();
+  lock.unlock();
+  add_traffic(stats, spaces);
   return stats;
-}
-
-// What was read without asking counts as well.
-void Node::add_client_stats(NodeStats& stats) const {
-  ClientTotals totals = departed_;
-  for (const Attached& client : attached_) totals.add(client.page->counters);
-  stats.gets += totals.gets;
-  stats.get_blocks += totals.get_blocks;
-  stats.get_bytes += totals.get_bytes;
-  stats.missed_absent += totals.missed_absent;
-  stats.missed_moved += totals.missed_moved;
-  stats.views = totals.views;
-  stats.view_blocks = totals.view_blocks;
 }
 
 // Between two pieces of a long job. A mutex is not fair: who waits is still waking up when the one

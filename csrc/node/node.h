@@ -37,8 +37,11 @@
 #include "node/hot_prefixes.h"
 #include "node/index_reader.h"
 #include "node/miss.h"
+#include "node/page_traffic.h"
+#include "node/put_status.h"
 #include "node/store.h"
 #include "node/touch_ring.h"
+#include "node/traffic.h"
 
 namespace kvpool {
 
@@ -59,25 +62,6 @@ struct NodeOptions {
   SsdAdmit ssd_admit = SsdAdmit::second_use;
   // A read of the SSD that takes longer is a miss; what it reads into stays taken until it ends.
   std::chrono::milliseconds ssd_timeout{5000};
-};
-
-enum class PutStatus : std::uint8_t {
-  stored = 0,
-  present = 1,
-  // Not stored, because:
-  pool_pinned = 2,   // nothing more can go: it is being read or written
-  pool_index = 3,    // the index has no place for it
-  chain_broken = 4,  // a block before it in the same call was not stored
-  timed_out = 5,     // another writer has the key and did not finish in time
-  dropped = 6,       // the namespace was dropped meanwhile
-  no_memory = 7,     // the machine has no pages for the slot
-  failed = 8,        // the payload could not be produced, or a fault was injected
-  too_large = 9,     // the block is larger than the pool is now
-  // Readable, but the SSD did not take it, in a pool that promises that it does:
-  not_durable = 10,
-  // Of a node elsewhere:
-  disconnected = 11,  // there is none now, or it went away before it answered
-  payload_due = 12,   // inside a channel: thought present and not sent, but it is not there
 };
 
 // Where the payload of a put comes from.
@@ -119,6 +103,13 @@ struct Ticket {  // a reservation
   BlockId record = kNoBlock;
   BlockId parent = kNoBlock;  // pinned until commit or abort
   std::uint64_t offset = 0;
+  const Namespace* space = nullptr;
+};
+
+struct SpaceTraffic {
+  const Namespace* space = nullptr;
+  std::uint64_t blocks = 0;  // resident now
+  TrafficTotals totals;
 };
 
 struct NodeStats {
@@ -135,8 +126,7 @@ struct NodeStats {
   std::uint64_t warm_units = 0, huge_units = 0, evicted_ahead = 0;
   // With an SSD tier.
   bool has_ssd = false, ssd_read_only = false;
-  bool ssd_busy =
-      false;  // the writer writes, deletes or moves, or has to: blocks may leave the SSD
+  bool ssd_busy = false;  // the writer has work: blocks may leave the SSD or move
   std::string ssd_read_only_reason;
   SsdFacts ssd_facts;
   SsdCounters ssd;
@@ -176,6 +166,7 @@ class Node {
     Deadline deadline;
     // Asked every kAskEvery at least while it waits, under the lock: whoever wanted this is gone.
     std::function<bool()> given_up = {};
+    bool is_part = false;  // as below: counted by the caller
   };
   // Stores the keys in order; `statuses` has one place per key.
   void put(const PutRequest& request, BlockSource& source, PutStatus* statuses);
@@ -194,6 +185,13 @@ class Node {
   std::size_t acquire(const Namespace& space, std::span<const Hash128> keys, Lease* leases,
                       Miss* why = nullptr);
   void release(std::span<const Lease> leases);
+  // As those above, for whoever carries out a call in several of these: nothing is added to the
+  // traffic of the namespace, which is counted once, by the caller.
+  Looked look(const Namespace& space, std::span<const Hash128> keys, std::uint8_t* tiers) const;
+  std::size_t get_part(const Namespace& space, std::span<const Hash128> keys, BlockSink& sink,
+                       Loaded& loaded);
+  std::size_t acquire_part(const Namespace& space, std::span<const Hash128> keys, Lease* leases,
+                           Loaded& loaded);
   // Takes the keys away; those pinned keep their bytes until released. Returns how many there were.
   std::size_t remove(const Namespace& space, std::span<const Hash128> keys);
 
@@ -210,6 +208,8 @@ class Node {
   std::uint64_t index_bytes() const { return store_->index_memory().bytes(); }
   void attach(ClientPage& page, ClientLimit limit = {});
   void detach(ClientPage& page);
+  // What an attached client has read by itself until now.
+  ClientTotals client_totals(const ClientPage& page);
 
   // New limits; growing is at once, shrinking evicts. Returns the memory committed when it is done
   // or the deadline has come; the node's thread goes on after that.
@@ -230,6 +230,8 @@ class Node {
   std::uint64_t arena_bytes() const { return store_->arena().bytes(); }
   std::byte* slot(const Ticket& ticket) { return store_->arena().base() + ticket.offset; }
   NodeStats stats();
+  // Of every namespace there ever was, by number.
+  std::vector<SpaceTraffic> traffic();
 
   // --- for those who ask about blocks; node_observe.cc ---
   struct Explained {
@@ -238,6 +240,8 @@ class Node {
   };
   // One per key. Changes nothing: neither heat nor order. The lock is let go between pieces.
   std::vector<Explained> explain(const Namespace& space, std::span<const Hash128> keys);
+  // Heat of the block in DRAM that would leave next; nullopt: nothing can.
+  std::optional<double> coldest_heat();
   // The ends of prefixes in use, hottest first, at most kHottestMax; see node/hot_prefixes.h. Takes
   // some 0.3 us a block, in pieces under 1 ms each, and 4 bytes a block meanwhile.
   static constexpr std::size_t kHottestMax = 1000;
@@ -273,6 +277,8 @@ class Node {
 
   PutStatus reserve_locked(Lock& lock, const PutRequest& request, const Hash128& key,
                            Store::Reserved& reserved);
+  PutStatus try_reserve(const PutRequest& request, Ticket& ticket);
+  PutStatus try_commit(const Ticket& ticket, const Hash128& sum, Deadline deadline);
   PutStatus store_block(Lock& lock, Call& call, std::size_t index, BlockSource& source);
   void note_refused(const PutRequest& request, std::size_t from, const PutStatus* statuses);
   bool back_with_pages(const Store::Reserved& reserved);
@@ -317,7 +323,8 @@ class Node {
                           const GivenUp& given_up, PutStatus* statuses);
   void close_ssd(Deadline flush_until);
   void add_ssd_stats(NodeStats& stats);
-  void add_client_stats(NodeStats& stats) const;
+  void take_client_traffic(Attached& client);
+  void add_traffic(NodeStats& stats, std::span<Namespace* const> spaces) const;
   bool is_durable() const {
     return tier_ != nullptr && options_.ssd.durability == Durability::durable;
   }
@@ -381,6 +388,7 @@ class Node {
   std::uint64_t syncs_asked_ = 0, syncs_done_ = 0;  // of the index, in order
   std::optional<Result<void>> ssd_resized_;
   std::uint32_t fetches_ = 0;
+  std::uint64_t ssd_stale_reads_ = 0;  // took a slot for damaged that was another block's by then
   std::thread writer_;
   BouncePool bounces_;
 
@@ -394,19 +402,20 @@ class Node {
     ClientPage* page = nullptr;
     ClientLimit limit;
     std::optional<Deadline> over_since;  // it names more than it may
+    std::unique_ptr<PageTraffic> traffic = std::make_unique<PageTraffic>();
+    ClientTotals totals;
   };
   std::vector<Attached> attached_;
   std::uint64_t clients_ended_ = 0;  // for naming too much
-  ClientTotals departed_;            // what those that left had counted
+  ClientTotals clients_read_;        // all that ever were
+  Traffic nameless_;                 // of clients, in namespaces that they had no row for
 
   IndexReader reader_;
   TouchRing touches_;
   std::atomic<bool> closed_{false};
   std::atomic<int> slow_units_{0};  // huge pages that took too long, in a row
   std::atomic<std::uint64_t> huge_units_{0};
-  std::atomic<std::uint64_t> gets_{0}, get_blocks_{0}, get_bytes_{0}, missed_absent_{0},
-      missed_moved_{0}, missed_fault_{0}, put_bytes_{0}, not_stored_{0}, ssd_hits_{0},
-      ssd_hit_bytes_{0}, ssd_timeouts_{0}, not_durable_{0};
+  std::atomic<std::uint64_t> ssd_hits_{0}, ssd_hit_bytes_{0}, ssd_timeouts_{0}, not_durable_{0};
   std::vector<std::thread> threads_;
 };
 

@@ -159,10 +159,14 @@ void Node::settle_fetch(Fetch& fetch) {
     if (part.in_slot && part.is_whole)
       part.is_whole = store_->promote(part.record, part.room.offset, now);
     if (outcome == ReadOutcome::whole) continue;
-    if (part.into == nullptr || !store_->is_on_ssd(part.record)) continue;
+    if (part.into == nullptr) continue;
     // Moved inside the slab file while it was read: then its old slot proves nothing.
-    part.has_moved = store_->ssd_place(part.record) != part.place;
-    if (!part.has_moved) store_->lose_ssd_copy(part.record, /*quarantine=*/true, now);
+    const bool is_there = store_->is_on_ssd(part.record);
+    part.has_moved = is_there && store_->ssd_place(part.record) != part.place;
+    if (is_there && !part.has_moved)
+      store_->lose_ssd_copy(part.record, /*quarantine=*/true, now);
+    else if (outcome == ReadOutcome::damaged)
+      ++ssd_stale_reads_;
   }
 }
 

@@ -13,19 +13,35 @@ constexpr std::size_t kKeysPerLock = 256;  // acquire and remove let others in b
 
 }  // namespace
 
+Looked Node::look(const Namespace& space, std::span<const Hash128> keys,
+                  std::uint8_t* tiers) const {
+  return reader_.look(keys, space.incarnation.load(std::memory_order_acquire), tiers);
+}
+
 std::size_t Node::lookup(const Namespace& space, std::span<const Hash128> keys,
                          std::uint8_t* tiers) const {
-  return reader_.lookup(keys, space.incarnation.load(std::memory_order_acquire), tiers);
+  const Looked looked = look(space, keys, tiers);
+  space.traffic->count_lookup(keys.size(), looked);
+  return looked.present;
 }
 
 std::size_t Node::get(const Namespace& space, std::span<const Hash128> keys, BlockSink& sink,
                       Miss* why) {
+  Loaded loaded;
+  const std::size_t done = get_part(space, keys, sink, loaded);
+  space.traffic->count_get(keys.size(), loaded);
+  if (why != nullptr) *why = loaded.why;
+  return done;
+}
+
+std::size_t Node::get_part(const Namespace& space, std::span<const Hash128> keys, BlockSink& sink,
+                           Loaded& loaded) {
   const std::uint32_t incarnation = space.incarnation.load(std::memory_order_acquire);
   Found found[kTouchBatch];
   std::vector<Found> more;  // only for long calls: touches go out tail first, all together
   if (keys.size() > kTouchBatch) more.resize(keys.size());
   Found* all = more.empty() ? found : more.data();
-  std::size_t done = 0;
+  std::size_t done = 0, from_ssd = 0;
   Miss miss = Miss::none;
   for (int tries = kElsewhereTries; done < keys.size();) {
     if (done % IndexReader::kGroup == 0 && keys.size() > 1)
@@ -43,12 +59,10 @@ std::size_t Node::get(const Namespace& space, std::span<const Hash128> keys, Blo
     if (fetched == 0 && miss != Miss::none) break;
     std::fill(all + done, all + done + fetched, Found{});  // touched already
     done += fetched;
+    from_ssd += fetched;
   }
-  if (why != nullptr) *why = done < keys.size() ? miss : Miss::none;
+  loaded = {done - from_ssd, from_ssd, done < keys.size() ? miss : Miss::none};
   report_touches({all, done});
-  gets_.fetch_add(1, std::memory_order_relaxed);
-  get_blocks_.fetch_add(done, std::memory_order_relaxed);
-  get_bytes_.fetch_add(done * space.block_bytes, std::memory_order_relaxed);
   return done;
 }
 
@@ -57,13 +71,11 @@ Node::Got Node::get_one(const Namespace& space, const Hash128& key, std::size_t 
   const std::uint32_t incarnation = space.incarnation.load(std::memory_order_acquire);
   if (faults_->fires("get.lookup")) {
     why = Miss::fault;
-    missed_fault_.fetch_add(1, std::memory_order_relaxed);
     return Got::missing;
   }
   for (int attempt = 0; attempt < kCopyAttempts; ++attempt) {
     if (!reader_.find(key, incarnation, found)) {
       why = attempt == 0 ? Miss::absent : Miss::moved;
-      (attempt == 0 ? missed_absent_ : missed_moved_).fetch_add(1, std::memory_order_relaxed);
       return Got::missing;
     }
     if ((found.tier & kTierDram) == 0) return Got::on_ssd;
@@ -80,15 +92,13 @@ Node::Got Node::get_one(const Namespace& space, const Hash128& key, std::size_t 
 bool Node::get_pinned(const Namespace& space, const Hash128& key, std::size_t index,
                       BlockSink& sink, Found& found) {
   Lease lease;
-  if (acquire(space, {&key, 1}, &lease) == 0) {
-    missed_moved_.fetch_add(1, std::memory_order_relaxed);
-    return false;
-  }
-  bool delivered = reader_.find(key, space.incarnation.load(std::memory_order_acquire), found) &&
-                   found.record == lease.record && !faults_->fires("get.deliver") &&
-                   sink.deliver(index, reader_, found);
+  Loaded leased;
+  if (acquire_part(space, {&key, 1}, &lease, leased) == 0) return false;
+  const bool delivered =
+      reader_.find(key, space.incarnation.load(std::memory_order_acquire), found) &&
+      found.record == lease.record && !faults_->fires("get.deliver") &&
+      sink.deliver(index, reader_, found);
   release({&lease, 1});
-  if (!delivered) missed_moved_.fetch_add(1, std::memory_order_relaxed);
   return delivered;
 }
 
@@ -101,8 +111,17 @@ Lease Node::leased(BlockId record, std::uint32_t bytes, std::uint64_t offset) co
 
 std::size_t Node::acquire(const Namespace& space, std::span<const Hash128> keys, Lease* leases,
                           Miss* why) {
+  Loaded loaded;
+  const std::size_t done = acquire_part(space, keys, leases, loaded);
+  space.traffic->count_view(keys.size(), loaded);
+  if (why != nullptr) *why = loaded.why;
+  return done;
+}
+
+std::size_t Node::acquire_part(const Namespace& space, std::span<const Hash128> keys, Lease* leases,
+                               Loaded& loaded) {
   const auto deadline = std::chrono::steady_clock::now() + options_.ssd_timeout;
-  std::size_t done = 0;
+  std::size_t done = 0, from_ssd = 0;
   Miss miss = Miss::none;
   for (int tries = kElsewhereTries; done < keys.size();) {
     const std::size_t until = std::min(keys.size(), done + kKeysPerLock);
@@ -135,8 +154,9 @@ std::size_t Node::acquire(const Namespace& space, std::span<const Hash128> keys,
     if (fetched == 0 && miss == Miss::none && (is_late || --tries == 0)) miss = Miss::no_room;
     if (fetched == 0 && miss != Miss::none) break;
     done += fetched;
+    from_ssd += fetched;
   }
-  if (why != nullptr) *why = done < keys.size() ? miss : Miss::none;
+  loaded = {done - from_ssd, from_ssd, done < keys.size() ? miss : Miss::none};
   return done;
 }
 

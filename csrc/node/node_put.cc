@@ -68,7 +68,7 @@ void Node::put(const PutRequest& request, BlockSource& source, PutStatus* status
   lock.unlock();
   for (std::size_t i = done + 1; i < request.keys.size(); ++i)
     statuses[i] = PutStatus::chain_broken;
-  not_stored_.fetch_add(request.keys.size() - done, std::memory_order_relaxed);
+  if (!request.is_part) request.space.traffic->count_put({statuses, request.keys.size()});
 }
 
 PutStatus Node::store_block(Lock& lock, Call& call, std::size_t index, BlockSource& source) {
@@ -110,7 +110,6 @@ PutStatus Node::store_block(Lock& lock, Call& call, std::size_t index, BlockSour
   if (committed == Store::Committed::index_full) return PutStatus::pool_index;
   call.pin(reserved.record);
   announce(call.request.space, call.request.keys[index]);
-  put_bytes_.fetch_add(call.request.space.block_bytes, std::memory_order_relaxed);
   queued_bytes_ += call.request.space.block_bytes;
   if (tier_ && queued_bytes_ >= (is_durable() ? kDurableGroupBytes : kGroupBytes)) wake_writer();
   return PutStatus::stored;
@@ -160,10 +159,17 @@ bool Node::back_with_pages(const Store::Reserved& reserved) {
   return ok;
 }
 
+// A put of one block in two steps: what became of it is known at the last of them.
 PutStatus Node::reserve(const PutRequest& request, Ticket& ticket) {
+  const PutStatus status = try_reserve(request, ticket);
+  if (status != PutStatus::stored) request.space.traffic->count_put({&status, 1});
+  return status;
+}
+
+PutStatus Node::try_reserve(const PutRequest& request, Ticket& ticket) {
   Lock lock(mutex_);
   drain_touches();
-  ticket = {};
+  ticket = {.space = &request.space};
   if (request.parent != nullptr && store_->find(request.space, *request.parent, ticket.parent))
     store_->pin(ticket.parent);
   Store::Reserved reserved{};
@@ -193,6 +199,12 @@ PutStatus Node::reserve(const PutRequest& request, Ticket& ticket) {
 }
 
 PutStatus Node::commit(const Ticket& ticket, const Hash128& sum, Deadline deadline) {
+  const PutStatus status = try_commit(ticket, sum, deadline);
+  ticket.space->traffic->count_put({&status, 1});
+  return status;
+}
+
+PutStatus Node::try_commit(const Ticket& ticket, const Hash128& sum, Deadline deadline) {
   Lock lock(mutex_);
   const auto [space, key] = store_->name_of(ticket.record);
   const auto committed = store_->commit(ticket.record, sum, ticket.parent, clock_->now());
@@ -223,6 +235,8 @@ void Node::abort(const Ticket& ticket) {
   store_->abort(ticket.record);
   if (ticket.parent != kNoBlock) store_->unpin(ticket.parent);
   settled_.notify_all();
+  const PutStatus status = PutStatus::failed;
+  ticket.space->traffic->count_put({&status, 1});
 }
 
 }  // namespace kvpool

@@ -352,6 +352,7 @@ void Node::add_ssd_stats(NodeStats& stats) {
   stats.has_ssd = true;
   stats.ssd_facts = tier_->facts();
   stats.ssd = tier_->counters();
+  stats.ssd.damaged -= ssd_stale_reads_;  // counted by the tier before they were by us
   stats.ssd_read_only = tier_->is_read_only();
   stats.ssd_read_only_reason = tier_->why_read_only();
   stats.ssd_blocks = store_->ssd_blocks();

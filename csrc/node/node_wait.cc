@@ -68,14 +68,17 @@ void Node::wake_waiters() {
 
 void Node::attach(ClientPage& page, ClientLimit limit) {
   Lock lock(mutex_);
-  attached_.push_back({&page, std::move(limit), std::nullopt});
+  attached_.push_back({.page = &page, .limit = std::move(limit), .over_since = {}, .totals = {}});
   store_->attach(page.hazards);
 }
 
 void Node::detach(ClientPage& page) {
   Lock lock(mutex_);
-  std::erase_if(attached_, [&](const Attached& client) { return client.page == &page; });
-  departed_.add(page.counters);
+  std::erase_if(attached_, [&](Attached& client) {
+    if (client.page != &page) return false;
+    take_client_traffic(client);
+    return true;
+  });
   store_->detach(page.hazards);
   kick();  // a shrink may have waited for its pins
 }

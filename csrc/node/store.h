@@ -254,6 +254,8 @@ class Store {
     std::optional<double> ghost_heat;
   };
   Explained explain(const Namespace& space, const Hash128& key, Seconds now) const;
+  // Of the block in DRAM that would leave next; nullopt: nothing can.
+  std::optional<double> coldest_heat(Seconds now) const;
   // A put that was turned away, so that this can be said of a block that never came.
   void note_refused(const Namespace& space, const Hash128& key, std::uint8_t status, Seconds now);
   const ReuseBook& reuse() const { return reuse_; }

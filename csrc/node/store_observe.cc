@@ -40,6 +40,17 @@ void Store::note_refused(const Namespace& space, const Hash128& key, std::uint8_
                    {.why = Gone::refused, .status = status, .when = now});
 }
 
+std::optional<double> Store::coldest_heat(Seconds now) const {
+  std::optional<double> coldest;
+  for (ClassId klass = 0; klass < slabs_.class_count(); ++klass) {
+    const BlockId record = policy_->peek_coldest(klass);
+    if (record == kNoBlock) continue;
+    const double heat = uses().heat(record, now);
+    if (!coldest || heat < *coldest) coldest = heat;
+  }
+  return coldest;
+}
+
 Store::Explained Store::explain(const Namespace& space, const Hash128& key, Seconds now) const {
   Explained answer;
   const std::uint32_t incarnation = space.incarnation.load(std::memory_order_relaxed);

@@ -4,6 +4,8 @@ Its loads and stores come in no order that a machine would have to keep: enough 
 nobody else works at the same moment, and for nothing else.
 """
 
+import hashlib
+import hmac
 import mmap
 import os
 import socket
@@ -18,8 +20,8 @@ MASK = (1 << 64) - 1
 HEAD = struct.Struct("<6sHI")
 
 INCARNATIONS = 4096  # offsets in the index
-IN_USE, HAZARDS, COUNTERS = 4096, 4160, 6208  # in the control memory
-CLAIMED, TOUCHES, LANES = 6656, 6728, 204_800
+IN_USE, HAZARDS, TRAFFIC = 4096, 4160, 6208  # in the control memory
+CLAIMED, TOUCHES, LANES = 22_592, 22_664, 221_184
 ASKED, STAGED, TAKEN, ANSWERED, DONE, MISS, REFUSED = 0, 128, 192, 256, 272, 280, 288  # in a lane
 NODE_POLLS, STATUS = 264, 320
 PUT, GET = 1, 2
@@ -44,20 +46,55 @@ def connected(path: str) -> socket.socket:
 def hello(sock: socket.socket, **fields: Any) -> tuple[dict[str, Any], list[int]]:
     """The answer, which must say yes, and the descriptors that came with its first byte."""
     said = msgpack.packb(fields)
-    sock.sendall(HEAD.pack(b"kvpool", 1, len(said)) + said)
+    sock.sendall(HEAD.pack(b"kvpool", 2, len(said)) + said)
     first, fds, _, _ = socket.recv_fds(sock, 1, 20)
     magic, version, length = HEAD.unpack(first + exactly(sock, HEAD.size - 1))
     answer = msgpack.unpackb(exactly(sock, length))
-    assert (magic, version, answer["ok"]) == (b"kvpool", 1, True), answer
+    assert (magic, version, answer["ok"]) == (b"kvpool", 2, True), answer
     return answer, list(fds)
 
 
-class Control:
-    """The control connection."""
+class Proving:
+    """The page's "Proof of a token": what follows from a token and what both sides have said."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, token: bytes, nonce: bytes, challenge: bytes, tenant: bytes) -> None:
+        said = nonce + challenge + tenant
+        self.client_proof, self.node_proof, self.key = (
+            hmac.new(token, label + said, hashlib.sha256).digest()
+            for label in (b"kvpool client 2", b"kvpool node 2", b"kvpool session 2")
+        )
+
+    def signature(self, kind: str, client: bytes, counter: int) -> bytes:
+        said = kind.encode("ascii") + client + struct.pack("<Q", counter)
+        return hmac.new(self.key, said, hashlib.sha256).digest()
+
+
+class Control:
+    """The control connection, with a proof if there is a token."""
+
+    def __init__(self, path: str, token: str = "", tenant: str = "") -> None:
         self.sock = connected(path)
-        self.client = hello(self.sock, kind="control")[0]["client"]
+        self.counter = 0
+        self.proving: Proving | None = None
+        if not token:
+            self.facts = hello(self.sock, kind="control")[0]
+        else:
+            nonce = os.urandom(32)
+            answer, _ = hello(self.sock, kind="control", nonce=nonce, tenant=tenant)
+            said = (nonce, answer["challenge"], tenant.encode())
+            self.proving = Proving(token.encode(), *said)
+            self.facts = hello(self.sock, proof=self.proving.client_proof)[0]
+            assert self.facts["proof"] == self.proving.node_proof
+        self.client = self.facts["client"]
+
+    def hello(self, kind: str) -> dict[str, Any]:
+        """Of one more connection of this client."""
+        said = {"kind": kind, "client": self.client}
+        if self.proving is None:
+            return said
+        self.counter += 1
+        mac = self.proving.signature(kind, self.client, self.counter)
+        return {**said, "counter": self.counter, "mac": mac}
 
     def ask(self, op: str, **fields: Any) -> dict[str, Any]:
         said = msgpack.packb({"id": 1, "op": op, **fields})
@@ -79,9 +116,9 @@ class Record(NamedTuple):
 class SharedMemory:
     """What comes with the answer to an shm hello, mapped."""
 
-    def __init__(self, path: str, client: bytes) -> None:
+    def __init__(self, path: str, control: Control) -> None:
         self.sock = connected(path)
-        self.facts, fds = hello(self.sock, kind="shm", client=client)
+        self.facts, fds = hello(self.sock, **control.hello("shm"))
         assert len(fds) == 4 + self.facts["lanes"]
         both = mmap.PROT_READ | mmap.PROT_WRITE
         self.arena = self._map(fds[0], self.facts["arena_bytes"], mmap.PROT_READ)
@@ -157,9 +194,11 @@ class SharedMemory:
         self.store(entry, record.generation)
         self.store(CLAIMED, at + 1)
 
-    def count(self, counter: int, more: int) -> None:
-        at = COUNTERS + 64 * counter
-        self.store(at, self.load(self.control, at) + more)
+    def count(self, row: int, space: int, at: int, more: int) -> None:
+        """`at`: offset of a word in the row, which is this namespace's from now on."""
+        start = TRAFFIC + 256 * row
+        self.store(start, space + 1)
+        self.store(start + at, self.load(self.control, start + at) + more)
 
 
 class Lane:

@@ -8,16 +8,25 @@ import msgpack
 
 from kvpool import Manifest
 from tests.compat.nodes import beside_a_node
-from tests.compat.plain_client import connected, exactly
+from tests.compat.plain_client import (
+    Control,
+    Proving,
+    SharedMemory,
+    connected,
+    exactly,
+    hello,
+)
 from tests.pools import ROOT
+from tests.tenants import TOKENS, configuration, planned
 
-EXAMPLE = (ROOT / "docs" / "protocol.md").read_text().partition("\n## Example\n")[2]
+PAGE = (ROOT / "docs" / "protocol.md").read_text()
+EXAMPLE, _, PROOF = PAGE.partition("\n## Example\n")[2].partition("\n### A proof\n")
 HEX = re.compile(r"^((?:[0-9a-f]{2} ?)+)(?: {3,}.*)?$")
 
 
-def blocks_of_bytes() -> list[bytes]:
+def blocks_of_bytes(text: str = EXAMPLE) -> list[bytes]:
     """What stands in each fence; the words beside the bytes are for people."""
-    fences = re.findall(r"^```\n(.*?)^```", EXAMPLE.partition("\n## ")[0], re.DOTALL | re.MULTILINE)
+    fences = re.findall(r"^```\n(.*?)^```", text.partition("\n## ")[0], re.DOTALL | re.MULTILINE)
     found = []
     for fence in fences:
         matches = [HEX.match(line) for line in fence.splitlines()]
@@ -27,11 +36,11 @@ def blocks_of_bytes() -> list[bytes]:
 
 
 def talk(path: str) -> None:
-    hello, opened, welcome, put, stored, get, got = blocks_of_bytes()
+    greeting, opened, welcome, put, stored, get, got = blocks_of_bytes()
     with connected(path) as control, connected(path) as stream:
-        control.sendall(hello)
+        control.sendall(greeting)
         head = exactly(control, 12)
-        assert head[:8] == hello[:8]
+        assert head[:8] == greeting[:8]
         answer = msgpack.unpackb(exactly(control, struct.unpack("<I", head[8:])[0]))
         packed = Manifest(model="m", layout="opaque", block_bytes=8).pack()
         assert len(packed) == 186
@@ -40,12 +49,39 @@ def talk(path: str) -> None:
         assert exactly(control, len(opened)) == opened
 
         said = msgpack.packb({"kind": "stream", "client": answer["client"]})
-        stream.sendall(hello[:8] + struct.pack("<I", len(said)) + said)
+        stream.sendall(greeting[:8] + struct.pack("<I", len(said)) + said)
         assert exactly(stream, len(welcome)) == welcome
         stream.sendall(put)
         assert exactly(stream, len(stored)) == stored
         stream.sendall(get)
         assert exactly(stream, len(got)) == got
+
+
+def test_the_example_of_a_proof_is_what_the_page_says_it_is() -> None:
+    (said,) = blocks_of_bytes(PROOF)
+    exchange = Proving(b"kvpool example token", bytes(range(32)), bytes(range(32, 64)), b"a")
+    signature = exchange.signature("stream", bytes(range(64, 80)), 1)
+    assert said == exchange.client_proof + exchange.node_proof + exchange.key + signature
+
+
+def prove(path: str) -> None:
+    """As one tenant and as the other, and with shared memory of either."""
+    packed = Manifest(model="m", layout="opaque", block_bytes=8).pack()
+    for tenant in ("a", "b", ""):
+        control = Control(path, TOKENS[tenant or "b"], tenant)
+        assert control.facts["tenant"] == (tenant or "b")
+        number = control.ask("open_namespace", manifest=packed)["number"]
+        memory = SharedMemory(path, control)
+        assert memory.find(number, bytes(16)) is None
+        with connected(path) as stream:
+            hello(stream, **control.hello("stream"))
+        memory.close()
+        control.sock.close()
+
+
+def test_a_client_from_the_page_proves_its_token(tmp_path: Path) -> None:
+    configured = configuration(tmp_path, {"a": "", "b": ""})
+    beside_a_node(tmp_path, prove, planned(configured, log_level="error"))
 
 
 def test_the_example_is_what_a_node_says(tmp_path: Path) -> None:

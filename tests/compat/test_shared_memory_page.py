@@ -26,7 +26,7 @@ class Plain:
 
     def __init__(self, path: str) -> None:
         self.control = Control(path)
-        self.memory = SharedMemory(path, self.control.client)
+        self.memory = SharedMemory(path, self.control)
         self.space = self.control.ask("open_namespace", manifest=MANIFEST.pack())["number"]
         self.lane = Lane(self.memory, 1, 64 << 10, 256 << 10)
 
@@ -82,7 +82,7 @@ def tells_what_it_used(plain: Plain) -> None:
     plain.memory.touch(record)
     assert plain.control.ask("temperature", **asked)["temperature"] > before
     gets = plain.node(GETS)
-    plain.memory.count(0, 3)
+    plain.memory.count(7, plain.space, 64, 3)
     assert plain.node(GETS) == gets + 3
 
 

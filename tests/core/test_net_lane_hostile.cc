@@ -199,7 +199,7 @@ void live_and_scribble(const ShmHost& host, const Space& space, std::uint64_t se
     use.number = space.number;
     BlindSink sink;
     Miss why = Miss::none;
-    get_by_lane(use, keys, 0, sink, why);
+    get_by_lane(use, keys, 0, sink);
     (void)channel.acquire(space, keys, why);
   }
   done = true;

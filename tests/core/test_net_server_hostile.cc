@@ -55,7 +55,7 @@ TEST_CASE("net server: a request with a field that cannot be") {
   victim.expect_closed(with([](Request& r) { r.version = 9; }), "of version 9");
   victim.expect_closed(with([](Request& r) { r.op = Op{0}; }), "unknown kind 0");
   victim.expect_closed(with([](Request& r) { r.op = Op{8}; }), "unknown kind 8");
-  victim.expect_closed(with([](Request& r) { r.flags = 2; }), "unknown flags");
+  victim.expect_closed(with([](Request& r) { r.flags = 4; }), "unknown flags");
   victim.expect_closed(with([](Request& r) { r.flags = kHasParent; }), "unknown flags");
   victim.expect_closed(with([](Request& r) { r.count = 0; }), "0 keys");
   victim.expect_closed(with([](Request& r) { r.count = kKeysPerRequest + 1; }), "8193 keys");
@@ -65,6 +65,9 @@ TEST_CASE("net server: a request with a field that cannot be") {
   Request put = victim.head(Op::put, 2);
   put.skip = 3;
   victim.expect_closed(frame(put, {victim.keys.data(), 2}), "skips too much");
+  put = victim.head(Op::put, 2);
+  put.flags = kIsPart;
+  victim.expect_closed(frame(put, {victim.keys.data(), 2}), "unknown flags");
   victim.check_unharmed();
 }
 

@@ -102,12 +102,13 @@ TEST_CASE("shm: blocks of every size pass a window, also those that are larger t
     ShmUse use{.client = host.client(), .space = space, .deadline = never_hung()};
     use.number = space.number;
     test::KeySink sink(keys, bytes);
-    why = Miss::none;
-    CHECK(get_by_lane(use, keys, 0, sink, why) == 3);  // as if they lay elsewhere
-    CHECK(why == Miss::none);
+    const LaneGot got = get_by_lane(use, keys, 0, sink);  // as if they lay elsewhere
+    CHECK(got.delivered == 3);
+    CHECK(got.why == Miss::none);
     CHECK(sink.wrong == 0);
-    CHECK(get_by_lane(use, keys_from(1, 1), 0, sink, why) == 0);
-    CHECK(why == Miss::absent);
+    const LaneGot none = get_by_lane(use, keys_from(1, 1), 0, sink);
+    CHECK(none.delivered == 0);
+    CHECK(none.why == Miss::absent);
   }
   check_at_rest(host);
 }

@@ -151,7 +151,8 @@ TEST_CASE("net channel: a put tells what the node said of each block") {
                            std::vector{present, stored, dropped, chain_broken},
                            std::vector{no_memory, chain_broken}, std::vector{not_durable}})
     CHECK(told(said) == said);
-  CHECK(told({stored, static_cast<PutStatus>(13)}) == std::vector{disconnected, chain_broken});
+  CHECK(told({stored, static_cast<PutStatus>(kPutStatuses)}) ==
+        std::vector{disconnected, chain_broken});
   CHECK(played.channel->is_broken());
 }
 

@@ -288,8 +288,10 @@ TEST_CASE("hazards: what clients used is hot, and what they counted is told") {
     for (int i = 0; i < 50; ++i)
       ring.put(ring.claim(1),
                {found.generation, found.record, 1e9});  // its clock counts for nothing
-    client.page->counters.gets += 50;
-    client.page->counters.get_blocks += 50;
+    TrafficRow& row = client.page->traffic[0];
+    row[TrafficRow::space] = space.number + 1;
+    row[TrafficRow::gets] += 50;
+    row[TrafficRow::loaded] += 50;
     pool.clock->set(1);
     CHECK(*pool.node->temperature(space, keys[0]) > *pool.node->temperature(space, keys[7]));
     CHECK(pool.node->stats().gets == 50);

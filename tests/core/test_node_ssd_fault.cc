@@ -182,6 +182,44 @@ TEST_CASE("node ssd fault: an inner block whose copy is unreadable is written ag
   }
 }
 
+// A read takes so long that its block has moved, and another lies where it was, or nothing does any
+// more: neither is the device's fault.
+TEST_CASE("node ssd fault: a slot that is read too late is not taken for damaged") {
+  for (const bool is_cut_off : {false, true}) {
+    CAPTURE(is_cut_off);
+    SsdPool pool(SsdPool::small(2, 8));
+    const auto keys = keys_from(0, 100);
+    for (const Hash128& key : keys) {
+      pool.put(pool.space(1, kBlock), key);
+      pool.flush();
+    }
+    Namespace& cold = pool.cold(1, kBlock);
+    const Hash128 last = keys.back();  // lies in the slab that is furthest behind
+    REQUIRE(pool.tier(cold, last) == kTierSsd);
+    FaultPoints& faults = pool.node->faults();
+    faults.pause("ssd.read", std::chrono::minutes(1), 1);
+    std::size_t delivered = 0;
+    std::thread reader([&] { delivered = pool.get(cold, {&last, 1}); });
+    test::wait_for_waiter(*pool.node, "ssd.read");
+    REQUIRE(pool.node->resize_ssd(test::capacity_of(2), test::never_hung()).has_value());
+    if (!is_cut_off) {
+      REQUIRE(pool.node->resize_ssd(test::capacity_of(8), test::never_hung()).has_value());
+      for (const Hash128& key : keys_from(1000, 150)) {
+        pool.put(cold, key);
+        pool.flush();
+      }
+    }
+    faults.resume("ssd.read");
+    reader.join();
+    CHECK(delivered == 1);
+    const NodeStats stats = pool.node->stats();
+    CHECK(stats.ssd.damaged == 0);
+    CHECK(stats.ssd.read_faults == 0);
+    CHECK(stats.store.ssd_lost == 0);
+    pool.check_at_rest();
+  }
+}
+
 TEST_CASE("node ssd fault: a shrink goes past slots that are damaged or quarantined") {
   for (const Durability durability : {Durability::async, Durability::relaxed}) {
     NodeOptions options = SsdPool::small(2, 8);

@@ -104,7 +104,7 @@ def test_a_disk_that_others_fill(tmp_path: Path) -> None:
                     assert result[0] is not Put.NO_ROOM or result.not_durable == 1
                 assert [blocks.get([199]) for blocks in both] == [1, 1]
                 with pytest.raises(NoResource):
-                    elsewhere.resize(ssd_capacity="16MiB")
+                    here.resize(ssd_capacity="16MiB")
                 before = both[1].there(range(200))
             daemon.kill()
             daemon.start()

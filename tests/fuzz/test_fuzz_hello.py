@@ -21,8 +21,11 @@ from tests.pools import opaque
 
 ID = bytes(range(16))
 HELLOS = [
-    wire.pack_hello({"kind": "control", "name": "engine", "pid": 7, "token": "t"}),
+    wire.pack_hello(
+        {"kind": "control", "name": "engine", "pid": 7, "tenant": "a", "nonce": bytes(32)}
+    ),
     wire.pack_hello({"kind": "stream", "client": ID, "name": "模型", "pid": 0}),
+    wire.pack_hello({"kind": "stream", "client": ID, "counter": 1, "mac": bytes(32)}),
     wire.pack_hello({"kind": "shm", "client": ID}),
 ]
 ANSWERS = [
@@ -118,7 +121,11 @@ def test_damaged_ones(packed: bytes, changes: Any, cut: int, tail: bytes) -> Non
             "client": st.just(ID) | values,
             "name": values,
             "pid": values,
-            "token": values,
+            "tenant": values,
+            "nonce": values,
+            "counter": values,
+            "mac": values,
+            "proof": values,
             "ok": st.booleans() | values,
             "error": values,
             "message": values,

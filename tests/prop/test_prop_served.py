@@ -127,7 +127,7 @@ class ServedAgainstDict(RuleBasedStateMachine):
             if channel == "tcp":
                 space.drop()
         wait_for(lambda: self.stats()["bytes_taken"] == 0, what="every slot is free again")
-        self.shared.pools["tcp"].resize("4MiB")
+        self.shared.pools["shm"].resize("4MiB")
         assert not any(held(self.shared.pools["tcp"]).values())
         server = self.stats()["server"]
         assert (server["closed_garbage"], server["closed_late"]) == (0, 0), server
@@ -273,9 +273,9 @@ class ServedAgainstDict(RuleBasedStateMachine):
         for where in believed:
             del self.stored[where]
 
-    @rule(channel=channels, limit=st.sampled_from(["2MiB", "4MiB", "8MiB"]))
-    def resize(self, channel: str, limit: str) -> None:
-        committed = self.shared.pools[channel].resize(limit, timeout=0.05)
+    @rule(limit=st.sampled_from(["2MiB", "4MiB", "8MiB"]))
+    def resize(self, limit: str) -> None:
+        committed = self.shared.pools["shm"].resize(limit, timeout=0.05)
         if not self.looking:
             assert committed <= 8 << 20
 

@@ -105,22 +105,36 @@ def test_two_manifests_of_one_name_are_told_apart_by_field(
     assert error.value.differing == {"tp": ((0, 2), (1, 2)), "epoch": (0, 3)}
 
 
-def test_limits_are_the_node_s_and_change_for_all(node: Served, pool: kvpool.Pool) -> None:
-    with connected(node) as other:
+def test_limits_are_the_node_s_and_change_for_all(node: Served) -> None:
+    with connected(node) as pool, connected(node, "tcp") as other:
         assert pool.resize("32MiB", max_blocks=5000) >= 0
         assert other.stats()["bytes_limit"] == 32 << 20
         assert other.stats()["blocks_limit"] == 5000
         assert pool.resize("16MiB", max_blocks=0) >= 0
         assert other.stats()["bytes_limit"] == 16 << 20
-    with pytest.raises(BadArgument, match="this pool was opened for"):
-        pool.resize("1TiB")
-    with pytest.raises(BadArgument, match="no SSD tier to resize"):
-        pool.resize(ssd_capacity="1GiB")
-    with pytest.raises(BadArgument, match="unknown unit"):
-        pool.resize("8G")
-    pool.trim()
-    assert pool.flush(5) is True
-    pool.check()
+        with pytest.raises(BadArgument, match="this pool was opened for"):
+            pool.resize("1TiB")
+        with pytest.raises(BadArgument, match="no SSD tier to resize"):
+            pool.resize(ssd_capacity="1GiB")
+        with pytest.raises(BadArgument, match="unknown unit"):
+            pool.resize("8G")
+        pool.trim()
+        for each in (pool, other):
+            assert each.flush(5) is True
+            each.check()
+
+
+def test_a_token_makes_nobody_an_administrator(node: Served) -> None:
+    with connected(node, "tcp") as pool:
+        before = pool.stats()
+        with pytest.raises(kvpool.NotAllowed, match="resize is for administrators"):
+            pool.resize("32MiB")
+        with pytest.raises(PermissionError, match="trim is for administrators"):
+            pool.trim()
+        after = pool.stats()
+    assert after["bytes_limit"] == before["bytes_limit"]
+    counted = after["tenant"]["refused"]["not_admin"]
+    assert counted - before["tenant"]["refused"].get("not_admin", 0) == 2
 
 
 def test_stats_are_of_the_node_its_server_and_this_side(pool: kvpool.Pool) -> None:
@@ -190,6 +204,11 @@ def test_a_pool_that_is_forgotten_is_disconnected(node: Served) -> None:
         ({"name": "n" * 300}, "at most 256 bytes"),
         ({"token": ""}, "token must have 1..4096 bytes"),
         ({"token": 5}, "token is int"),
+        ({"token": "t", "token_file": "f"}, "token and token_file are both given"),
+        ({"token_file": "absent"}, "token_file is 'absent': cannot be read"),
+        ({"tenant": "a/b"}, "tenant is 'a/b'; a tenant's name is"),
+        ({"tenant": ""}, "tenant is ''"),
+        ({"tenant": 5}, "tenant is int"),
     ],
 )
 def test_options_that_cannot_be_meant(
@@ -197,6 +216,23 @@ def test_options_that_cannot_be_meant(
 ) -> None:
     with pytest.raises(BadArgument, match=complaint):
         kvpool.connect(**{"address": node.address, **options})
+
+
+def test_the_token_comes_from_a_file_or_a_variable(
+    node: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    address = node.listen.split(",")[0]
+    with kvpool.connect(address, token_file=tmp_path / "token") as pool:
+        assert pool.stats()["tenant"]["name"] == "default"
+    monkeypatch.setenv("KVPOOL_TOKEN", TOKEN)
+    monkeypatch.setenv("KVPOOL_TENANT", "default")
+    with kvpool.connect(address) as pool:
+        assert pool.stats()["client"]["connected"]
+    with pytest.raises(Refused, match="no such tenant"):
+        kvpool.connect(address, tenant="another")
+    with pytest.raises(Refused, match="no such tenant"):
+        kvpool.connect(address, token="another")
 
 
 @pytest.mark.parametrize("token", [None, "wrong"])

@@ -12,6 +12,7 @@ import pytest
 
 import kvpool
 from kvpool import serve_control, wire, wire_client
+from kvpool.tenants import tenant
 from tests.daemons import WAIT_S, Running, asked, connected, hello, request, serving
 from tests.pools import key, opaque, wait_until
 
@@ -56,7 +57,7 @@ def test_a_name_that_stands_for_another_manifest_is_told_by_field(control: socke
 def test_names_are_kept_within_a_bound(
     control: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serve_control, "NAMED_BYTES_MAX", 300)
+    monkeypatch.setattr(tenant, "NAMED_BYTES_MAX", 300)
     answers = [opened(control, name=f"n{number}") for number in range(4)]
     assert [answer["ok"] for answer in answers] == [True, True, False, False]
     assert answers[-1]["error"] == "no_resource"
@@ -76,6 +77,8 @@ def test_stats_are_the_node_s_and_the_server_s(control: socket.socket) -> None:
     answer = request(control, "stats")
     assert answer["node"]["namespaces"] == 1
     assert answer["server"] == {"clients": 1}
+    assert answer["tenant"]["name"] == "default"
+    assert answer["tenant"]["clients"] == 1
 
 
 def test_resize_trim_flush_settle_and_ping_are_answered(

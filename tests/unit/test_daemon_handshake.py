@@ -1,4 +1,7 @@
-"""Handshakes with a daemon: who gets in, who is told why not, and that nobody disturbs others."""
+"""Handshakes with a daemon: who gets in, who is told why not, and that nobody disturbs others.
+
+Who is which tenant, and how that is proved, is in test_tenants_handshake.
+"""
 
 import os
 import socket
@@ -22,6 +25,7 @@ from tests.daemons import (
     asked,
     connected,
     hello,
+    proved,
     request,
     serving,
 )
@@ -146,7 +150,7 @@ def test_shared_memory_is_there_once_and_on_unix_sockets_only(daemon: Running) -
     with pytest.raises(RefusedByPeer, match="already"):
         shm_of(daemon, client)
     with connected(daemon, tcp=True) as tcp, pytest.raises(RefusedByPeer, match="unix socket only"):
-        asked(tcp, hello("shm", client=client, token=TOKEN))
+        asked(tcp, hello("shm", client=client))
     sock.close()
     control.close()
 
@@ -166,31 +170,12 @@ def test_a_client_that_is_gone_gets_no_more_connections(daemon: Running) -> None
         asked(sock, hello("stream", client=client))
 
 
-@pytest.mark.parametrize("token", [None, "", "wrong", TOKEN + "x", TOKEN[:-1]])
-def test_tcp_needs_the_token(daemon: Running, token: str | None) -> None:
-    said = hello() if token is None else hello(token=token)
-    with connected(daemon, tcp=True) as sock, pytest.raises(RefusedByPeer, match="token") as error:
-        asked(sock, said)
-    assert error.value.code == "token"
-    assert TOKEN not in str(error.value)
-
-
-def test_tcp_with_the_token_and_unix_without_get_in(daemon: Running) -> None:
-    with connected(daemon, tcp=True) as tcp, connected(daemon) as unix:
-        answer = asked(tcp, hello(token=TOKEN))
-        assert answer["shm"] is False
-        assert asked(unix, hello())["ok"] is True
-        with connected(daemon, tcp=True) as stream, pytest.raises(RefusedByPeer):
-            asked(stream, hello("stream", client=answer["client"]))
-        with connected(daemon, tcp=True) as stream:
-            asked(stream, hello("stream", client=answer["client"], token=TOKEN))
-
-
 def test_both_ends_of_tcp_notice_that_the_other_host_vanished(daemon: Running) -> None:
     with connected(daemon, tcp=True) as control:
-        client = asked(control, hello(token=TOKEN))["client"]
+        facts, signer = proved(control, hello(), TOKEN)
+        client = facts["client"]
         with parse_address(daemon.tcp_address).open(WAIT_S) as ours:
-            asked(ours, hello("stream", client=client, token=TOKEN))
+            asked(ours, hello("stream", client=client, **signer.signed("stream", client)))
             wait_until(lambda: daemon.server.clients[1] != [])
             with socket.socket(fileno=os.dup(daemon.server.clients[1][0])) as theirs:
                 for end in (ours, theirs):
@@ -251,8 +236,8 @@ def test_all_connections_together_are_bounded(tmp_path: Path) -> None:
 MALFORMED = {
     "http": b"GET / HTTP/1.1\r\nHost: node\r\n\r\n",
     "zeros": bytes(64),
-    "too large": b"kvpool\x01\x00\xff\xff\xff\xff",
-    "no map": b"kvpool\x01\x00\x01\x00\x00\x00\x05",
+    "too large": b"kvpool\x02\x00\xff\xff\xff\xff",
+    "no map": b"kvpool\x02\x00\x01\x00\x00\x00\x05",
     "no kind": wire.pack_hello({}),
     "behind it": wire.pack_hello({"kind": "nonsense"}) + bytes(100_000),
 }
@@ -270,13 +255,13 @@ def test_garbage_is_answered_with_what_is_wrong(daemon: Running, name: str, tcp:
         assert asked(sock, hello())["ok"] is True
 
 
-@pytest.mark.parametrize("version", [0, 2, 999])
+@pytest.mark.parametrize("version", [0, 1, 3, 999])
 def test_another_version_is_told_which_one_is_spoken(daemon: Running, version: int) -> None:
     with connected(daemon) as sock:
         answer = answer_to(sock, wire.pack_hello({"kind": "of the future"}, version=version))
     assert answer["error"] == "version"
-    assert f"protocol {version}; this node speaks 1" in answer["message"]
-    assert answer["versions"] == [1, 1]
+    assert f"protocol {version}; this node speaks 2" in answer["message"]
+    assert answer["versions"] == [2, 2]
 
 
 def test_who_closes_in_the_midst_disturbs_nobody(daemon: Running) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvpool import serve_cli
 from kvpool.serve_log import BURST, WINDOW_S, EventLog, open_log
+from kvpool.tenants.opening import tell_if_buffered
 from tests.daemons import planned
 
 
@@ -89,12 +89,13 @@ def test_a_reader_that_left_is_no_failure() -> None:
 
 def test_a_tier_without_direct_io_is_told(tmp_path: Path) -> None:
     log, stream = lines_of("text")
-    told = planned(tmp_path, ssd=str(tmp_path / "tier"), ssd_capacity="16MiB")
-    serve_cli._tell_if_buffered(told, {"ssd_direct": True, "ssd_buffered_reason": ""}, log)
+    flags = {"ssd": str(tmp_path / "tier"), "ssd_capacity": "16MiB"}
+    told = planned(tmp_path, **flags).tenants["default"]
+    tell_if_buffered(told, {"ssd_direct": True, "ssd_buffered_reason": ""}, log)
     assert stream.getvalue() == ""
     reason = {"ssd_direct": False, "ssd_buffered_reason": "EINVAL"}
-    serve_cli._tell_if_buffered(planned(tmp_path), reason, log)
+    tell_if_buffered(planned(tmp_path).tenants["default"], reason, log)
     assert stream.getvalue() == ""
-    serve_cli._tell_if_buffered(told, reason, log)
+    tell_if_buffered(told, reason, log)
     assert "WARNING SSD tier goes through the page cache" in stream.getvalue()
     assert "reason=EINVAL" in stream.getvalue()

@@ -70,7 +70,8 @@ def test_every_option_is_a_flag_and_a_variable_and_stands_in_the_file(
     name: str, tmp_path: Path
 ) -> None:
     (option,) = [each for each in serve_config.options() if each.name == name]
-    text = {int: "3", float: "0.125", bool: "false"}.get(option.kind, "")
+    yes_or_no = "false" if option.default else "true"
+    text = {int: "3", float: "0.125", bool: yes_or_no}.get(option.kind, "")
     if not text:
         kinds = str(option.kind)
         text = next((t for k, t in (("float", "3.5"), ("bool", "true")) if k in kinds), "7")
@@ -201,7 +202,9 @@ def test_a_file_that_holds_no_token(content: bytes, tmp_path: Path) -> None:
 def test_a_token_is_read_without_its_line_s_end(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("s3cret\n")
-    assert planned(token_file=str(path), listen="localhost:1").token == "s3cret"
+    found = planned(token_file=str(path), listen="localhost:1")
+    assert found.tenants["default"].token == "s3cret"
+    assert "s3cret" not in repr(found)
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:7070", "[::]:7070", "192.0.2.1:7070"])
@@ -250,11 +253,18 @@ def test_the_plan_has_what_the_core_takes() -> None:
 
 def test_two_plans_have_different_salts() -> None:
     first, second = planned(), planned()
-    assert first.node["salt"] != second.node["salt"]
-    same = {**first.node, "salt": 0}
-    assert dataclasses.replace(first, node=same) == dataclasses.replace(
-        second, node={**second.node, "salt": 0}
-    )
+    salts = {each.node["salt"] for each in (first, second, first.tenants["default"])}
+    salts.add(second.tenants["default"].node["salt"])
+    assert len(salts) == 4
+    assert unsalted(first) == unsalted(second)
+
+
+def unsalted(plan: Plan) -> Plan:
+    tenants = {
+        name: dataclasses.replace(each, node={**each.node, "salt": 0})
+        for name, each in plan.tenants.items()
+    }
+    return dataclasses.replace(plan, node={**plan.node, "salt": 0}, tenants=tenants)
 
 
 # --- the command ---------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def open_descriptors() -> int:
 
 
 def test_the_bytes_of_a_hello_are_what_the_protocol_says() -> None:
-    assert wire.pack_hello({"ok": True}) == b"kvpool\x01\x00\x05\x00\x00\x00\x81\xa2ok\xc3"
+    assert wire.pack_hello({"ok": True}) == b"kvpool\x02\x00\x05\x00\x00\x00\x81\xa2ok\xc3"
 
 
 def test_the_bytes_of_a_message_are_what_the_protocol_says() -> None:
@@ -46,12 +46,14 @@ def test_the_bytes_of_a_message_are_what_the_protocol_says() -> None:
 
 
 def test_a_hello_is_read_back() -> None:
-    said = {"kind": "stream", "client": ID, "name": "engine", "pid": 7, "token": "t", "new": [1]}
+    who = {"name": "engine", "pid": 7, "tenant": "a"}
+    proof = {"nonce": bytes(32), "counter": 5, "mac": b"m" * 32}
+    said = {"kind": "stream", "client": ID, **who, **proof, "new": [1]}
     packed = wire.pack_hello(said)
     version, length = wire.read_head(packed[: wire.HEAD_BYTES])
     assert length == len(packed) - wire.HEAD_BYTES
     found = wire.read_hello(version, packed[wire.HEAD_BYTES :])
-    assert found == wire.Hello("stream", ID, "engine", 7, "t")
+    assert found == wire.Hello("stream", ID, **who, **proof)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -136,8 +138,13 @@ def test_a_map_at_the_bounds_is_read() -> None:
         ({"kind": "control", "pid": -1}, "pid is -1"),
         ({"kind": "control", "pid": True}, "pid is True"),
         ({"kind": "control", "pid": 1 << 32}, "pid is 4294967296"),
-        ({"kind": "control", "token": b"t"}, "token must be text"),
-        ({"kind": "control", "token": "t" * 4097}, "4096 bytes at most"),
+        ({"kind": "control", "tenant": b"t"}, "tenant is b't'; it must be text"),
+        ({"kind": "control", "tenant": "t" * 65}, "64 bytes at most"),
+        ({"kind": "control", "nonce": bytes(31)}, "nonce must be 32 bytes"),
+        ({"kind": "control", "nonce": "n" * 32}, "nonce must be 32 bytes"),
+        ({"kind": "stream", "client": ID, "mac": bytes(16)}, "mac must be 32 bytes"),
+        ({"kind": "stream", "client": ID, "counter": 1 << 63}, "counter is"),
+        ({"kind": "stream", "client": ID, "counter": -1}, "counter is -1"),
     ],
 )
 def test_a_hello_with_a_field_that_cannot_be_meant(fields: Any, complaint: str) -> None:
@@ -145,18 +152,35 @@ def test_a_hello_with_a_field_that_cannot_be_meant(fields: Any, complaint: str) 
         wire.read_hello(wire.VERSION, body_of(fields))
 
 
-def test_the_token_is_never_in_the_complaint() -> None:
+@pytest.mark.parametrize("name", ["nonce", "mac"])
+def test_what_proves_is_never_in_the_complaint(name: str) -> None:
     with pytest.raises(WireError) as error:
-        wire.read_hello(wire.VERSION, body_of({"kind": "control", "token": ["secret"]}))
+        wire.read_hello(wire.VERSION, body_of({"kind": "control", name: "secret"}))
     assert "secret" not in str(error.value)
 
 
-@pytest.mark.parametrize(("version", "side"), [(0, "client"), (2, "node"), (65535, "node")])
+@pytest.mark.parametrize(
+    ("version", "fields", "complaint"),
+    [
+        (1, {"proof": bytes(32)}, "a proof in protocol 1 behind a hello in 2"),
+        (2, {}, "proof is missing"),
+        (2, {"proof": bytes(31)}, "proof must be 32 bytes"),
+        (2, {"proof": "text"}, "proof must be 32 bytes"),
+    ],
+)
+def test_a_proof_that_cannot_be_meant(version: int, fields: Any, complaint: str) -> None:
+    with pytest.raises(WireError, match=complaint):
+        wire.read_proof(version, body_of(fields))
+
+
+@pytest.mark.parametrize(
+    ("version", "side"), [(0, "client"), (1, "client"), (3, "node"), (65535, "node")]
+)
 def test_a_hello_of_another_version_is_not_read_but_told(version: int, side: str) -> None:
     with pytest.raises(RefusedByPeer) as error:
         wire.read_hello(version, b"\xc1 whatever the other version may say")
     assert error.value.code == "version"
-    assert f"speaks protocol {version}; this node speaks 1: " in str(error.value)
+    assert f"speaks protocol {version}; this node speaks 2: " in str(error.value)
     assert f"upgrade kvpool on the {side}'s side" in str(error.value)
 
 
@@ -169,7 +193,7 @@ def test_a_refusal_is_understood_whatever_version_it_comes_in() -> None:
 @pytest.mark.parametrize(
     ("version", "fields", "complaint"),
     [
-        (2, {"ok": True}, "answers in protocol 2; this client speaks 1"),
+        (3, {"ok": True}, "answers in protocol 3; this client speaks 2"),
         (1, {}, "neither yes nor no"),
         (1, {"ok": 1}, "neither yes nor no"),
         (1, {"ok": False}, "neither yes nor no"),

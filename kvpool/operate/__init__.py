@@ -1,0 +1,1 @@
+"""What an operator types: each command looks at a daemon, changes it, or says what works here."""
