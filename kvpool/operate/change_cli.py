@@ -1,4 +1,4 @@
-"""Commands that change a running daemon: drop, resize, reload, pin, unpin, pins."""
+"""Commands that change a running daemon: drop, resize, trim, reload, pin, unpin, pins."""
 
 from __future__ import annotations
 
@@ -153,6 +153,26 @@ def reload(
     print("read again")
     if left_out:
         print(f"needs a restart: {', '.join(left_out)}")
+
+
+def trim(
+    *,
+    address: options.Address = None,
+    token_file: options.TokenFile = None,
+    tenant: options.TenantName = None,
+) -> None:
+    """Give memory that holds no block back to the system. For an admin."""
+    from kvpool.operate import show
+
+    with options.reached(address, token_file, tenant) as operator:
+        before = _committed(operator)
+        operator.ask("trim", _WORK_S)
+        after = _committed(operator)
+    print(f"gave back {show.size(max(0, before - after))}; {show.size(after)} are committed")
+
+
+def _committed(operator: Operator) -> int:
+    return sum(each.dram.committed_bytes for each in operator.report().tenants)
 
 
 def pin(

@@ -11,7 +11,7 @@ import pytest
 import kvpool
 from tests.operated import command, json_of
 from tests.pools import wait_until
-from tests.served import Served, served
+from tests.served import Blocks, Served, served
 
 CHAT = kvpool.Manifest(
     model="llama-3-8b", name="chat", layers=16, kv_heads=4, head_dim=32, block_tokens=8
@@ -184,3 +184,12 @@ def test_a_reload_reads_the_file_again(tmp_path: Path) -> None:
             assert put(pool.namespace(CHAT), list(range(800))) == 77  # of 100
         config.write_text("[pool]\nmax_blocks = 'many'\n")
         assert "max_blocks" in command("reload", *there, status=2).stderr
+
+
+def test_trim_says_what_came_back(tmp_path: Path) -> None:
+    with served(tmp_path, tcp=False, dram="64MiB") as daemon, daemon.connect() as pool:
+        Blocks(pool).put_all(range(400))
+        Blocks(pool).space.drop()
+        done = command("trim", "--address", daemon.unix_address).stdout
+        assert done.startswith("gave back ")
+        assert pool.stats()["bytes_committed"] < 26 << 20
