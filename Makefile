@@ -20,6 +20,10 @@ stub     = kvpool/_core.pyi
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
 
+.PHONY: setup-tests
+setup-tests:
+	@.ci/setup --tests
+
 .PHONY: setup
 setup:  ## install what is missing, build the extension: then .venv/bin/kvpool works
 	@.ci/setup
@@ -29,7 +33,7 @@ demo: setup  ## a daemon with two clients, then an embedded pool; every byte ver
 	@$(kvpool) demo $(ARGS)
 
 .PHONY: test
-test: setup core-tests  ## every test: Python, and C++ as shipped, under ASan+UBSan and under TSan
+test: setup-tests core-tests  ## every test: Python, and C++ as shipped, under ASan+UBSan and under TSan
 	@$(python) -m pytest $(ARGS)
 
 .PHONY: check

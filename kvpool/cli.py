@@ -169,6 +169,7 @@ class _Bench(enum.StrEnum):
     SSD = "ssd"
     SHM = "shm"
     TCP = "tcp"
+    OBSERVED = "observed"
 
 
 @app.command()

@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvpool import wire, wire_node
 from kvpool.address import host_and_port
@@ -36,12 +36,16 @@ from kvpool.serve_control import Call, Operation, Refusals, Requests
 from kvpool.serve_handshakes import Handshakes
 from kvpool.serve_listen import Acceptor, Listeners
 from kvpool.serve_log import EventLog
+from kvpool.serve_observe import Observer
 from kvpool.serve_plan import Plan
 from kvpool.serve_reload import Reload, Replan
 from kvpool.tenants.identity import Claim, Identities, Identity
 from kvpool.tenants.sharing import Sharing
 from kvpool.tenants.tenant import Client, Peer, Tenant
 from kvpool.wire_proof import Exchange, Verifier
+
+if TYPE_CHECKING:
+    from kvpool.serve_http import Web  # loads a web server
 
 QUICK_THREADS = 2
 SLOW_THREADS = 4
@@ -65,6 +69,7 @@ class Daemon:
         version: str,
         *,
         replan: Replan | None = None,
+        web: Web | None = None,
     ) -> None:
         """replan: gives the plan of the configuration as it is now, for reload()."""
         self.plan = plan
@@ -86,11 +91,27 @@ class Daemon:
         self._requests = Requests(tenants, log, self.refusals, resize_budget=resize)
         self._reload = Reload(self, replan)
         self.add_operations({"reload": Operation(self._reload.asked, needs_admin=True)})
+        self.web = web
+        self.is_ready = False
+        self.observer = Observer(self)
+        self.add_operations(self.observer.operations())
 
     @property
     def refused(self) -> Counter[str]:
         """Connections and requests that belong to no tenant, by reason; see Tenant.refused."""
         return self.refusals.of_nobody
+
+    def refused_by_reason(self) -> dict[str, int]:
+        """Of what belongs to no tenant: connections, requests, and HTTP."""
+        http = {} if self.web is None else self.web.refused
+        return {**self.refused, **http}
+
+    @property
+    def budget_bytes(self) -> int:
+        """DRAM for all tenants together, as it is now."""
+        if self.sharing is not None:
+            return self.sharing.budget
+        return sum(int(each.node.stats()["bytes_limit"]) for each in self.tenants.values())
 
     def add_operations(self, operations: Mapping[str, Operation | tuple[Call, bool]]) -> None:
         """What clients can ask beside what there is: name -> (call(request, client), needs_admin).
@@ -114,6 +135,9 @@ class Daemon:
         ]
         if self.sharing is not None:
             tasks.append(asyncio.create_task(self.sharing.run(self._in_thread)))
+        if self.web is not None:
+            tasks.append(asyncio.create_task(self.web.run(self)))
+        self.is_ready = True
         ready()
         stopped = asyncio.create_task(stop.wait())
         try:
@@ -133,6 +157,7 @@ class Daemon:
         await self._reload.run()
 
     async def _end(self) -> None:
+        self.is_ready = False
         loop = asyncio.get_running_loop()
         end = loop.time() + self.plan.drain_s
         self._listeners.close()
@@ -144,6 +169,8 @@ class Daemon:
         for task in self._controls:
             task.cancel()
         await asyncio.gather(*self._controls, return_exceptions=True)
+        for each in tenants:
+            each.pins.clear()
         await self._for_each([each.server.close for each in tenants])
         left_s = max(0.0, end - loop.time())
         await self._for_each([partial(each.node.close, left_s) for each in tenants])

@@ -96,6 +96,7 @@ def caller_of(
     tenant: str | None,
     *,
     connections: int = 2,
+    wants_shm: bool = True,
 ) -> Caller:
     """Who connects, by the arguments of connect() and the environment. Raises BadArgument."""
     if token is not None and token_file is not None:
@@ -111,6 +112,7 @@ def caller_of(
         token=_checked_token(token),
         connections=check_count("connections", connections, 0, CONNECTIONS_MAX),
         tenant="" if tenant is None else check_tenant("tenant", tenant),
+        wants_shm=wants_shm,
         token_file=path,
     )
 

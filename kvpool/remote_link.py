@@ -43,6 +43,7 @@ class Caller:
     token: str | None = field(repr=False)
     connections: int
     tenant: str = ""
+    wants_shm: bool = True  # where it can be had
     token_file: str | None = None
 
     def hello(self, kind: wire.Kind, client: bytes | None = None) -> wire.Map:
@@ -194,7 +195,8 @@ def _dial(address: Address, caller: Caller, deadline: float) -> Link:
         undo.callback(link.close)
         for _ in range(min(caller.connections, streams_max)):
             link.streams.append(_stream(address, link.hello(caller, "stream"), deadline))
-        if facts.get("shm") is True and isinstance(address, UnixAddress):
+        is_local = facts.get("shm") is True and isinstance(address, UnixAddress)
+        if is_local and caller.wants_shm:
             try:
                 link.shm = _shm(address, link.hello(caller, "shm"), deadline)
             except wire.RefusedByPeer as error:

@@ -75,29 +75,40 @@ def run(plan: Plan, replan: Callable[[], Plan] | None = None) -> None:
 
     log = serve_log.open_log(plan.log_format, plan.log_level)
     raise_descriptor_limit()
-    with contextlib.closing(serve_listen.Listeners(plan)) as listeners:
+    with contextlib.closing(serve_listen.Listeners(plan)) as listeners, _web(plan) as web:
         tenants = open_tenants(plan, log)
-        asyncio.run(_serve(plan, tenants, listeners, log, replan))
+        asyncio.run(_serve(plan, tenants, (listeners, web), log, replan))
     log.info("ended")
 
 
 async def _serve(
     plan: Plan,
     tenants: dict[str, Tenant],
-    listeners: Any,
+    where: tuple[Any, Any],
     log: EventLog,
     replan: Callable[[], Plan] | None,
 ) -> None:
     from kvpool.daemon import Daemon
 
+    listeners, web = where
+
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _told_to_end, stop, log, number)
-    daemon = Daemon(plan, tenants, listeners, log, kvpool.__version__, replan=replan)
+    daemon = Daemon(plan, tenants, listeners, log, kvpool.__version__, replan=replan, web=web)
     reloads: set[asyncio.Task[None]] = set()  # the loop itself keeps no task alive
     loop.add_signal_handler(signal.SIGHUP, _told_to_reload, daemon, reloads)
-    await daemon.run(stop, lambda: _tell_ready(plan, listeners, log))
+    await daemon.run(stop, lambda: _tell_ready(plan, listeners, web, log))
+
+
+def _web(plan: Plan) -> Any:
+    """HTTP, where it is asked for: otherwise its libraries are not even loaded."""
+    if plan.http is None:
+        return contextlib.nullcontext()
+    from kvpool import serve_http
+
+    return contextlib.closing(serve_http.Web(plan.http))
 
 
 def _told_to_reload(daemon: Daemon, reloads: set[asyncio.Task[None]]) -> None:
@@ -116,8 +127,9 @@ def _told_to_end(stop: asyncio.Event, log: EventLog, number: int) -> None:
     stop.set()
 
 
-def _tell_ready(plan: Plan, listeners: Any, log: EventLog) -> None:
+def _tell_ready(plan: Plan, listeners: Any, web: Any, log: EventLog) -> None:
     where = {"socket": plan.socket_path, "listen": ",".join(listeners.tcp_addresses)}
+    where["http"] = "" if web is None else web.address
     known = {name: value for name, value in where.items() if value}
     line = " ".join(f"{name}={value}" for name, value in known.items())
     with contextlib.suppress(OSError):  # whoever started us does not listen

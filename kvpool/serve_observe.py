@@ -22,7 +22,7 @@ from kvpool.errors import BadArgument, NotAllowed
 from kvpool.manifest import Manifest
 from kvpool.observe import report
 from kvpool.serve_control import Operation
-from kvpool.serve_report import label_of, prefix_of, tenant_of
+from kvpool.serve_report import label_of, prefix_of, reuse_of, tenant_of
 from kvpool.tenants.tenant import Client, Tenant
 from kvpool.wire import Map
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from kvpool.daemon import Daemon
 
 KEY_BYTES = 16
-EXPLAINED_MAX = 1024  # keys of one request: each gives a map of some 200 bytes
-PINNED_MAX = 60_000  # keys of one request, which is of a MiB at most
+KEYS_MAX = 32_768  # of one request: 512 KiB, half a control message
+EXPLAINED_MAX = 256  # blocks that one answer describes, around the first missing one
 HOTTEST_MAX = 1000
 HOTTEST = 20
 MANIFESTS_BYTES_MAX = 900 << 10  # of one answer, which is of a MiB at most
@@ -51,6 +51,7 @@ class Observer:
             "hottest": Operation(self._hottest, is_slow=True),
             "reuse": Operation(self._reuse, is_slow=True),
             "manifests": Operation(self._manifests),
+            "lookup": Operation(self._lookup),
             "explain": Operation(self._explain),
             "pin": Operation(self._pin, needs_admin=True, is_slow=True),
             "unpin": Operation(self._unpin, needs_admin=True),
@@ -63,14 +64,16 @@ class Observer:
     def report(self, tenant: Tenant | None = None) -> report.Report:
         """Of all tenants, or of one."""
         daemon = self._daemon
+        shown = [tenant_of(each) for each in self._all_or(tenant)]
         return report.Report(
             version=daemon.version,
             pid=os.getpid(),
             started_s=daemon.started,
             now_s=time.time(),
             is_ready=daemon.is_ready,
-            budget_bytes=0 if tenant is not None else daemon.budget_bytes,
-            tenants=[tenant_of(each) for each in self._all_or(tenant)],
+            # A tenant's part is what it has: the whole would tell what others have.
+            budget_bytes=daemon.budget_bytes if tenant is None else shown[0].dram.limit_bytes,
+            tenants=shown,
             refused={} if tenant is not None else daemon.refused_by_reason(),
         )
 
@@ -85,8 +88,8 @@ class Observer:
         return found[:count]
 
     def reuse(self, tenant: Tenant | None = None) -> dict[str, dict[str, Any]]:
-        """Tenant -> Node.reuse()."""
-        return {each.name: each.node.reuse() for each in self._all_or(tenant)}
+        """Tenant -> Node.reuse() by the names of namespaces, and the sizes of its tiers."""
+        return {each.name: reuse_of(each) for each in self._all_or(tenant)}
 
     def _all_or(self, tenant: Tenant | None) -> list[Tenant]:
         return list(self._daemon.tenants.values()) if tenant is None else [tenant]
@@ -104,47 +107,49 @@ class Observer:
         return {"reuse": msgspec.json.encode(self.reuse(self._scope(request, caller)))}
 
     def _manifests(self, request: Map, caller: Client) -> Map:
-        """Those that came last, where there are too many for one answer."""
-        packed: list[bytes] = []
+        """[{"tenant", "number", "manifest"}], the newest of a tenant first, as many as one answer
+        can hold, and how many were left out."""
+        found: list[Map] = []
         left_out = held = 0
         for tenant in self._all_or(self._scope(request, caller)):
-            for manifest in reversed(tenant.manifests().values()):
-                one = manifest.pack()
-                held += len(one) + 5
+            for number, manifest in reversed(tenant.manifests().items()):
+                packed = manifest.pack()
+                held += len(packed) + len(tenant.name) + 64
                 if held > MANIFESTS_BYTES_MAX:
                     left_out += 1
-                elif one not in packed:
-                    packed.append(one)
-        return {"manifests": packed, "left_out": left_out}
+                else:
+                    found.append({"tenant": tenant.name, "number": number, "manifest": packed})
+        return {"manifests": found, "left_out": left_out}
+
+    def _lookup(self, request: Map, caller: Client) -> Map:
+        """Where each key lies. Not counted as a lookup of an engine."""
+        keys = _keys(request)
+        tenant, number, _ = self._named(request, caller)
+        return {"tiers": tenant.node.tiers(number, keys)}
 
     def _explain(self, request: Map, caller: Client) -> Map:
-        """An entry of Node.explain() for each key; other tenants that have the first missing one,
-        for administrators."""
-        keys = _keys(request, EXPLAINED_MAX)
+        """The tiers of all keys; an entry of Node.explain() for those from `first` on: the missing
+        one, some before it, and what is behind."""
+        keys = _keys(request)
         tenant, number, manifest = self._named(request, caller)
-        explained = tenant.node.explain(number, keys)
-        missing = next((i for i, one in enumerate(explained) if not one["tiers"]), None)
-        elsewhere: list[Map] = []
-        if caller.is_admin and missing is not None:
-            key = keys[missing * KEY_BYTES : (missing + 1) * KEY_BYTES]
-            elsewhere = self._at_others(tenant, manifest, key)
-        return {"explained": explained, "elsewhere": elsewhere}
-
-    def _at_others(self, tenant: Tenant, manifest: Manifest, key: bytes) -> list[Map]:
-        found = []
-        for other in self._daemon.tenants.values():
-            number = other.number_of(manifest)
-            if other is tenant or number is None:
-                continue
-            if other.node.explain(number, key)[0]["tiers"]:
-                found.append({"tenant": other.name, "namespace": label_of(manifest)})
-        return found
+        tiers = tenant.node.tiers(number, keys)
+        missing = (tiers + b"\0").index(0)
+        first = max(0, min(missing - EXPLAINED_MAX // 2, len(tiers) - EXPLAINED_MAX))
+        told = keys[first * KEY_BYTES : (first + EXPLAINED_MAX) * KEY_BYTES]
+        return {
+            "tiers": tiers,
+            "missing": missing,
+            "first": first,
+            "explained": tenant.node.explain(number, told),
+            "coldest": tenant.node.coldest_heat(),
+            "manifest": manifest.pack(),
+        }
 
     def _pin(self, request: Map, caller: Client) -> Map:
-        keys, name = _keys(request, PINNED_MAX), _text(request, "name")
+        keys, name = _keys(request), _text(request, "name")
         tenant, _, manifest = self._named(request, caller)
-        held = tenant.pins.pin(name, label_of(manifest), tenant.opened(manifest), keys)
-        return {"held": held, "blocks": len(keys) // KEY_BYTES}
+        blocks = tenant.pins.pin(name, label_of(manifest), tenant.opened(manifest), keys)
+        return {"blocks": blocks, "asked": len(keys) // KEY_BYTES}
 
     def _unpin(self, request: Map, caller: Client) -> Map:
         name, scope = _text(request, "name"), self._scope(request, caller)
@@ -162,8 +167,8 @@ class Observer:
                     "tenant": tenant.name,
                     "name": pin.name,
                     "namespace": pin.namespace,
-                    "blocks": pin.asked,
-                    "held": len(pin.views),
+                    "blocks": len(pin.views),
+                    "asked": pin.asked,
                     "bytes": pin.bytes,
                 }
                 for tenant in self._all_or(self._scope(request, caller))
@@ -209,12 +214,12 @@ class Observer:
         raise BadArgument(f"there is no namespace {asked!r:.64}; there are: {names}")
 
 
-def _keys(request: Map, most: int) -> bytes:
+def _keys(request: Map) -> bytes:
     keys = request.get("keys")
     if not isinstance(keys, bytes) or not keys or len(keys) % KEY_BYTES:
         raise BadArgument(f"keys must be one or more keys of {KEY_BYTES} bytes, packed")
-    if len(keys) > most * KEY_BYTES:
-        raise BadArgument(f"{len(keys) // KEY_BYTES} keys; at most {most} in one request")
+    if len(keys) > KEYS_MAX * KEY_BYTES:
+        raise BadArgument(f"{len(keys) // KEY_BYTES} keys; at most {KEYS_MAX} in one request")
     return keys
 
 

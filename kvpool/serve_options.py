@@ -89,7 +89,7 @@ class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     listen: Annotated[str | None, _says("HOST:PORT for HTTP (none).")] = None
     token_file: Annotated[str | None, _says("Holds what a reader must say (nothing).")] = None
-    open: Annotated[bool, _says("Beyond this machine without a token.")] = False
+    open: Annotated[bool, _says("Everybody who reaches it sees all, without a token.")] = False
 
 
 class TenantOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +97,7 @@ class TenantOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     uids: Annotated[list[int] | None, _says("Users of this machine that are it.")] = None
     token_file: Annotated[str | None, _says("Holds its token.")] = None
+    http_token_file: Annotated[str | None, _says("Shows its part of [http] (none).")] = None
     dram_min: Annotated[Size | None, _says("Payload memory that it always has (2MiB).")] = None
     dram_max: Annotated[Size | None, _says("The most that it gets (all there is).")] = None
     ssd_capacity: Annotated[Size | None, _says("Of its SSD tier (an equal share).")] = None

@@ -54,6 +54,7 @@ RELOADED = frozenset(
         ("ssd", "capacity"),
         ("server", "token_file"),
         ("server", "max_clients"),
+        ("http", "token_file"),
         ("log", "format"),
         ("log", "level"),
         ("admin", "token_file"),
@@ -64,6 +65,7 @@ RELOADED_OF_TENANTS = frozenset(
     {
         "uids",
         "token_file",
+        "http_token_file",
         "dram_min",
         "dram_max",
         "ssd_capacity",
@@ -135,7 +137,7 @@ def plan(settings: Settings, environment: Mapping[str, str]) -> Plan:
         server=core,
         tenants=tenants,
         admin=admin,
-        http=_http(checked, told),
+        http=_http(checked, told, tenants, admin),
         socket_path=_socket_path(checked, server, environment),
         is_default_socket=server.socket is None,
         socket_mode=_socket_mode(checked, server),
@@ -251,21 +253,58 @@ def _tcp(checked: Checked, told: Config, has_tokens: bool) -> tuple[Any, ...]:
     return addresses
 
 
-def _http(checked: Checked, told: Config) -> HttpPlan | None:
+def _http(
+    checked: Checked, told: Config, tenants: Mapping[str, TenantPlan], admin: AdminPlan
+) -> HttpPlan | None:
     http = told.http
     token = checked.token("http", http.token_file)
+    _check_http_tokens(checked, token, tenants, admin)
     if http.listen is None:
         return None
     label = checked.label("http", "listen")
     _, beyond = _addresses(label, http.listen)
-    if beyond is not None and token is None and not http.open:
+    has_token = token is not None or any(each.http_token for each in tenants.values())
+    if beyond is not None and not has_token and not http.open:
         raise BadArgument(
             f"{label} is {http.listen!r}, which is {beyond}: other machines could read what this"
             " node does; set its token_file, or open = true if they may, or listen on 127.0.0.1 or"
             " [::1]"
         )
+    if told.tenants and not has_token and not http.open:
+        raise BadArgument(
+            f"{label} is {http.listen!r}, but nobody could read it: where there are tenants a token"
+            " says who reads; set [http] token_file for all of it, http_token_file of a tenant for"
+            " its part, or open = true"
+        )
     host, port = parse_host_and_port(label, http.listen, port_min=0)
     return HttpPlan(host, port, beyond is None, token, http.open)
+
+
+def _check_http_tokens(
+    checked: Checked,
+    token: str | None,
+    tenants: Mapping[str, TenantPlan],
+    admin: AdminPlan,
+) -> None:
+    """HTTP sends them readable: one that is heard there must open nothing else."""
+    closed = {each.token: f"tenant {name!r}" for name, each in tenants.items() if each.token}
+    if admin.token is not None:
+        closed[admin.token] = "administrators"
+    shown = [("http", "token_file", token)]
+    shown += [
+        (f"{TENANTS}.{name}", "http_token_file", each.http_token) for name, each in tenants.items()
+    ]
+    seen: set[str] = set()
+    for table, key, each in shown:
+        if each is None:
+            continue
+        if each in closed or each in seen:
+            whose = closed.get(each, "another reader")
+            raise BadArgument(
+                f"{checked.label(table, key)} holds the token of {whose}; HTTP sends tokens as they"
+                " are, so it needs one of its own"
+            )
+        seen.add(each)
 
 
 def _addresses(label: str, listen: str) -> tuple[tuple[Any, ...], str | None]:

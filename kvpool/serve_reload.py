@@ -88,6 +88,11 @@ class Reload:
             admin=new.admin,
             clients_max=new.clients_max,
         )
+        if old.http is not None and new.http is not None:
+            http = dataclasses.replace(old.http, token=new.http.token)
+            daemon.plan = dataclasses.replace(daemon.plan, http=http)
+        if daemon.web is not None:
+            daemon.web.set_access(daemon.plan)
         ended = daemon.end_clients(lambda client: not self._is_known(client))
         self._log(left_out, failed, ended)
         return left_out
@@ -133,7 +138,7 @@ def _next(name: str, old: Plan, new: Plan) -> TenantPlan:
         return new.tenants[name]
     if name not in old.config.tenants:  # the one of a daemon without tenants, until a restart
         return old.tenants[name]
-    return dataclasses.replace(old.tenants[name], uids=frozenset(), token=None)
+    return dataclasses.replace(old.tenants[name], uids=frozenset(), token=None, http_token=None)
 
 
 def _attempt(call: Callable[[], Any]) -> str | None:

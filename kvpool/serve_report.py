@@ -55,7 +55,24 @@ def prefix_of(tenant: Tenant, found: Mapping[str, Any]) -> dict[str, Any]:
         "tenant": tenant.name,
         "namespace": "" if manifest is None else label_of(manifest),
         "tokens": 0 if manifest is None else manifest.block_tokens * found["depth"],
-        **found,
+        **{key: value for key, value in found.items() if key != "number"},
+        "key": bytes(found["key"]).hex(),
+    }
+
+
+def reuse_of(tenant: Tenant) -> dict[str, Any]:
+    """Node.reuse() by the names of namespaces, and the sizes of the tiers now."""
+    counted, stats = tenant.node.reuse(), tenant.node.stats()
+    named = tenant.manifests()
+    spaces = {}
+    for number, each in counted["spaces"].items():
+        manifest = named.get(number)
+        spaces[str(number) if manifest is None else label_of(manifest)] = each
+    return {
+        "all": counted["all"],
+        "spaces": spaces,
+        "dram_bytes": stats["bytes_limit"],
+        "ssd_bytes": stats["ssd_payload_bytes"],
     }
 
 

@@ -9,16 +9,26 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from typer.testing import CliRunner, Result
 
 from kvpool import cli, wire
-from kvpool.errors import BadArgument
+from kvpool.errors import BadArgument, NotAllowed
+from kvpool.manifest import Manifest
 from kvpool.observe import report
+from kvpool.serve_control import Operation as ServedOperation
+from kvpool.serve_control import Refusals, Requests
+from kvpool.serve_log import open_log
+from kvpool.serve_observe import Observer
+from kvpool.tenants.identity import Claim
+from kvpool.tenants.plans import Limits
+from kvpool.tenants.tenant import Client, Peer, Tenant
 from tests import reports
+from tests.daemons import BookServer
 
 Operation = Callable[[dict[str, Any]], Mapping[str, Any]]
 ENVIRONMENT = {
@@ -121,19 +131,60 @@ def controlled(folder: Path, **operations: Operation) -> Iterator[ControlServer]
         server.stop()
 
 
+LIMITS = Limits(
+    dram_min=0,
+    dram_max=1 << 30,
+    ssd_capacity=0,
+    max_clients=8,
+    put_bytes_per_s=0,
+    get_bytes_per_s=0,
+    pin_bytes=0,
+)
+NOBODY = Peer("uid:1000", 1, is_unix=True, uid=1000)
+
+
+def tenant_of(name: str, node: Any, manifests: Sequence[Manifest]) -> Tenant:
+    """Of a daemon, over a node in this process."""
+    made = Tenant(name, node, BookServer(), LIMITS)
+    for each in manifests:
+        made.open_namespace(each, len(each.pack()))
+    return made
+
+
+def observing(*tenants: Tenant, is_admin: bool = True) -> dict[str, Operation]:
+    """The operations of a daemon's observer, as the first of these tenants; its report is an
+    example."""
+    by_name = {tenant.name: tenant for tenant in tenants}
+    log = open_log("text", "error")
+    requests = Requests(by_name, log, Refusals())
+    daemon: Any = types.SimpleNamespace(tenants=by_name, requests=requests)
+    told = Observer(daemon).operations()
+    asking = Client(0, "test", 1, NOBODY, tenants[0], is_admin, Claim(1000))
+
+    def bound(operation: ServedOperation) -> Operation:
+        def answer(request: dict[str, Any]) -> Mapping[str, Any]:
+            if operation.needs_admin and not is_admin:
+                raise NotAllowed("for administrators")
+            return operation.call(request, asking)
+
+        return answer
+
+    return {name: bound(each) for name, each in told.items() if name != "report"}
+
+
 def hottest(count: int) -> list[dict[str, Any]]:
-    """As a node tells them."""
+    """As a daemon tells them."""
     return [
         {
-            "number": n % 2,
-            "key": bytes([n + 1]) * 16,
+            "key": (bytes([n + 1]) * 16).hex(),
             "depth": 10 * (n + 1),
+            "tokens": 160 * (n + 1),
             "heat": 50.0 / (n + 1),
             "idle_s": 2.5 * n,
             "tiers": 1 + n % 3,
             "children": n,
             "tenant": "default",
-            "namespace": "chat" if n % 2 == 0 else "",
+            "namespace": "chat" if n % 2 == 0 else "02" * 16,
         }
         for n in range(min(count, 12))
     ]

@@ -58,6 +58,7 @@ class Served:
             **options,
         }
         self.tcp_address = ""
+        self.http_address = ""
         self.process: subprocess.Popen[bytes]
 
     @property
@@ -102,6 +103,7 @@ class Served:
         if "listen" in words:
             self.tcp_address = f"tcp://{words['listen']}"
             self.options["listen"] = words["listen"]
+        self.http_address = words.get("http", "")
         return self
 
     def _flags(self) -> Iterator[str]:

@@ -2,6 +2,7 @@
 // another size would give. Also the reuse distances by themselves, for traces.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
 #include <array>
@@ -84,6 +85,25 @@ Dicts explain(const NodeHandle& node, std::uint32_t number, nb::handle keys_obje
     rows.append(row);
   }
   return rows;
+}
+
+nb::bytes tiers(const NodeHandle& node, std::uint32_t number, nb::handle keys_object) {
+  Node& open = usable(node);
+  const Keys keys(keys_object, Keys::Hold::copied);
+  const Namespace& space = numbered(open, number);
+  std::string found;
+  {
+    const GilReleased released;
+    for (const Node::Explained& answer : open.explain(space, keys.span()))
+      found.push_back(static_cast<char>(answer.block.tiers));
+  }
+  return nb::bytes(found.data(), found.size());
+}
+
+std::optional<double> coldest_heat(const NodeHandle& node) {
+  Node& open = usable(node);
+  const GilReleased released;
+  return open.coldest_heat();
 }
 
 Dicts hottest(const NodeHandle& node, std::size_t count) {
@@ -208,6 +228,11 @@ void bind_observe(nb::module_& m) {
           "what it would go on from. why: evicted, not_worth, evicted_ssd, removed, dropped, lost\n"
           "or refused. Changes nothing. Raises BadArgument for a number that is no namespace's.\n"
           "Releases the GIL; O(1) a key.")
+      .def("tiers", &tiers, "number"_a, "keys"_a.none(),
+           "One byte per key, as `tiers` of explain(), behind a missing one as well. Neither\n"
+           "counts nor heats. Releases the GIL.")
+      .def("coldest_heat", &coldest_heat,
+           "Of the block in DRAM that would leave next; None where nothing can.")
       .def("hottest", &hottest, "count"_a,
            "The ends of prefixes in use, hottest first, one dict each.\n\n"
            "number (of the namespace), key (of the last block), depth (blocks up to and with it),\n"

@@ -240,6 +240,8 @@ class Node {
   };
   // One per key. Changes nothing: neither heat nor order. The lock is let go between pieces.
   std::vector<Explained> explain(const Namespace& space, std::span<const Hash128> keys);
+  // Heat of the block in DRAM that would leave next; nullopt: nothing can.
+  std::optional<double> coldest_heat();
   // The ends of prefixes in use, hottest first, at most kHottestMax; see node/hot_prefixes.h. Takes
   // some 0.3 us a block, in pieces under 1 ms each, and 4 bytes a block meanwhile.
   static constexpr std::size_t kHottestMax = 1000;

@@ -39,6 +39,12 @@ std::vector<Node::Explained> Node::explain(const Namespace& space, std::span<con
   return answers;
 }
 
+std::optional<double> Node::coldest_heat() {
+  const Lock lock(mutex_);
+  drain_touches();
+  return store_->coldest_heat(clock_->now());
+}
+
 std::vector<HotPrefix> Node::hottest(std::size_t count) {
   Lock lock(mutex_);
   drain_touches();

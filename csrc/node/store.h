@@ -254,6 +254,8 @@ class Store {
     std::optional<double> ghost_heat;
   };
   Explained explain(const Namespace& space, const Hash128& key, Seconds now) const;
+  // Of the block in DRAM that would leave next; nullopt: nothing can.
+  std::optional<double> coldest_heat(Seconds now) const;
   // A put that was turned away, so that this can be said of a block that never came.
   void note_refused(const Namespace& space, const Hash128& key, std::uint8_t status, Seconds now);
   const ReuseBook& reuse() const { return reuse_; }
@@ -340,9 +342,8 @@ class Store {
   bool empty_slab(SlabId slab, const std::vector<std::uint32_t>& owners);
   bool sweep_some(Seconds now);
   void retire(BlockId record, Gone why, Seconds now);
-  void note_gone(BlockId record, Gone why, Seconds now);
+  void note_gone(BlockId record, const IndexWriter::Fields& fields, Gone why, Seconds now);
   void use(BlockId record, Seconds now);
-  ReuseBook::Use reuse_of(BlockId record, const Namespace& space) const;
   void fit_reach();
   void release_slots(BlockId record);
   void vacate(std::uint64_t offset);

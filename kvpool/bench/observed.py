@@ -64,7 +64,7 @@ def observed(scale: Scale) -> Iterator[Row]:
     buffers = Buffers(Memory(scale.of(WORKING_SET_BYTES, quick=16 << 20)), BLOCK_BYTES)
     dram_bytes = buffers.source.nbytes + (64 << 20)
     with (
-        served(dram_bytes, prefault="all", http_listen="127.0.0.1:0") as daemon,
+        served(dram_bytes, prefault="all", http="127.0.0.1:0") as daemon,
         kvpool.connect(daemon.unix) as pool,
         _scraper(daemon.http, scale) as scraper,
     ):

@@ -27,7 +27,7 @@ from kvpool.config import format_size
 READY_S_MAX = 30.0
 END_S_MAX = 15.0
 MEMORY_LEFT_BYTES = 1 << 30  # for the system and whoever else runs
-_READY = re.compile(r"kvpool: ready socket=(\S+) listen=(\S+) pid=\d+")
+_READY = re.compile(r"kvpool: ready socket=(\S+) listen=(\S+)(?: http=(\S+))? pid=\d+")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,6 +37,7 @@ class Served:
     pid: int
     unix: str
     tcp: str
+    http: str = ""  # http://HOST:PORT, where it was asked for
 
     def cpu_s(self) -> float:
         """CPU time of all its threads so far, to the nanosecond; a thread that ended is left out.
@@ -121,7 +122,7 @@ def _ready(process: subprocess.Popen[bytes], log: Path) -> Served:
         last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
         said = last[0] if last else "it said nothing"
         raise BenchError(f"`kvpool serve` did not become ready: {said}")
-    return Served(process.pid, f"unix:{found[1]}", f"tcp://{found[2]}")
+    return Served(process.pid, f"unix:{found[1]}", f"tcp://{found[2]}", found[3] or "")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -9,6 +9,7 @@ from kvpool.bench.keys import keys
 from kvpool.bench.local import local
 from kvpool.bench.lookup import lookup
 from kvpool.bench.memory import memory
+from kvpool.bench.observed import observed
 from kvpool.bench.policy import policy
 from kvpool.bench.rows import Row
 from kvpool.bench.scale import Scale
@@ -45,4 +46,5 @@ BENCHES: dict[str, Callable[[Scale], Iterator[Row]]] = {
     "ssd": ssd,
     "shm": shm,
     "tcp": tcp,
+    "observed": observed,
 }

@@ -70,8 +70,8 @@ class Elsewhere:
 
     namespace: str
     differing: dict[str, tuple[Any, Any]]  # field -> (ours, theirs)
+    present: int  # leading blocks of the same tokens there
     tenant: str = ""  # "": the same one
-    present: int | None = None  # leading blocks of the same tokens there; None: nobody looked
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +103,12 @@ def verdict(
     *,
     elsewhere: Sequence[Elsewhere] = (),
     failed: Mapping[str, int] | None = None,
+    coldest: float | None = None,
 ) -> Verdict:
     """Of one prefix, its blocks in chain order.
 
     failed: misses of gets in this namespace by reason, for a prefix that is there and missed.
+    coldest: heat of the coldest block that stays.
     """
     missing = next((at for at, block in enumerate(blocks) if not block.tiers), None)
     leading = len(blocks) if missing is None else missing
@@ -114,7 +116,7 @@ def verdict(
     cause, sentence, advice = (
         _all_there(blocks, in_dram, failed or {})
         if missing is None
-        else _judged(blocks, missing, elsewhere)
+        else _judged(blocks, missing, elsewhere, coldest)
     )
     return Verdict(
         cause=cause,
@@ -162,13 +164,16 @@ def _all_there(
 
 
 def _judged(
-    blocks: Sequence[Known], missing: int, elsewhere: Sequence[Elsewhere]
+    blocks: Sequence[Known],
+    missing: int,
+    elsewhere: Sequence[Elsewhere],
+    coldest: float | None,
 ) -> tuple[Cause, str, str]:
     block, which = blocks[missing], _which(blocks, missing)
     if block.gone is not None:
-        return _left(block.gone, which, _warmest_before(blocks, missing))
+        return _left(block.gone, which, coldest)
     if block.ghost_heat is not None:
-        heat = _warmth(block.ghost_heat, _warmest_before(blocks, missing))
+        heat = _warmth(block.ghost_heat, coldest)
         return (
             Cause.EVICTED,
             f"{which} was here and was evicted to make room, so long ago that the time is"
@@ -180,10 +185,10 @@ def _judged(
         return _in_another(ours, which)
     theirs = _best([each for each in elsewhere if each.tenant], missing)
     if theirs is not None:
-        sentence = f"{which} was never stored by this tenant; tenant {theirs.tenant!r} has"
         return (
             Cause.OTHER_TENANT,
-            f"{sentence} {_how_many(theirs)} in its namespace {theirs.namespace!r}.",
+            f"{which} was never stored by this tenant; tenant {theirs.tenant!r} has"
+            f" {_how_many(theirs)} in its namespace {theirs.namespace!r}.",
             "Tenants share nothing, on purpose: connect as that tenant, or store it as this one.",
         )
     return _never(missing, which, elsewhere)
@@ -193,17 +198,9 @@ def _which(blocks: Sequence[Known], missing: int) -> str:
     return f"Block {missing + 1:,} of {len(blocks):,}"
 
 
-def _warmest_before(blocks: Sequence[Known], missing: int) -> float | None:
-    """Of the blocks of this prefix that stayed: what the one that went is compared with."""
-    stayed = [block.heat for block in blocks[:missing]]
-    return max(stayed) if stayed else None
-
-
-def _warmth(heat: float, stayed: float | None) -> str:
-    if stayed is None:
-        return f"; its heat was {heat:.2f}"
-    beside = "and the warmest of the blocks before it that stayed has"
-    return f"; its heat was {heat:.2f}, {beside} {stayed:.2f}"
+def _warmth(heat: float, coldest: float | None) -> str:
+    beside = "" if coldest is None else f", and the coldest block that stays has {coldest:.2f}"
+    return f"; its heat was {heat:.2f}{beside}"
 
 
 _MORE_ROOM = (
@@ -212,9 +209,9 @@ _MORE_ROOM = (
 )
 
 
-def _left(gone: Gone, which: str, stayed: float | None) -> tuple[Cause, str, str]:
+def _left(gone: Gone, which: str, coldest: float | None) -> tuple[Cause, str, str]:
     ago = _ago(gone.ago_s)
-    heat = _warmth(gone.heat, stayed)
+    heat = _warmth(gone.heat, coldest)
     told = {
         "evicted": (
             Cause.EVICTED,
@@ -314,12 +311,12 @@ def _never(missing: int, which: str, elsewhere: Sequence[Elsewhere]) -> tuple[Ca
 
 def _best(candidates: Sequence[Elsewhere], missing: int) -> Elsewhere | None:
     """One that has what is missing here; of several the one most like this namespace."""
-    having = [each for each in candidates if each.tenant or (each.present or 0) > missing]
+    having = [each for each in candidates if each.present > missing]
     return min(having, key=lambda each: len(each.differing)) if having else None
 
 
 def _how_many(found: Elsewhere) -> str:
-    return "it" if found.present is None else f"{found.present:,} blocks of the same tokens"
+    return f"{found.present:,} blocks of the same prefix"
 
 
 def _differs(found: Elsewhere) -> str:

@@ -40,10 +40,13 @@ class Access:
     admin_token: str = field(default="", repr=False)
     tenant_tokens: Mapping[str, str] = field(default_factory=dict, repr=False)  # tenant -> token
     has_tenants: bool = False  # configured, with tokens or without
+    is_for_all: bool = False  # whoever configures this says so: nobody need say a token
 
     @property
     def is_open(self) -> bool:
         """Whether nobody need say a token."""
+        if self.is_for_all:
+            return True
         closed = self.admin_token or any(self.tenant_tokens.values()) or self.has_tenants
         return self.is_loopback and not closed
 

@@ -1,4 +1,4 @@
-"""Commands that change a running daemon: drop, resize, reload, pin, unpin, pins."""
+"""Commands that change a running daemon: drop, resize, trim, reload, pin, unpin, pins."""
 
 from __future__ import annotations
 
@@ -146,16 +146,33 @@ def reload(
 ) -> None:
     """Have a daemon read its configuration again, as SIGHUP does. For an admin."""
     with options.reached(address, token_file, tenant) as operator:
-        answer = operator.ask("reload", _WORK_S)
-    told = {name: value for name, value in answer.items() if name not in ("id", "ok")}
+        left_out = [str(each) for each in operator.ask("reload", _WORK_S)["needs_restart"]]
     if as_json:
-        options.print_json(told)
+        options.print_json({"needs_restart": left_out})
         return
-    for what in ("changed", "needs_restart"):
-        if told.get(what):
-            print(f"{what.replace('_', ' ')}: {', '.join(map(str, told[what]))}")
-    if not any(told.values()):
-        print("read again; nothing has changed")
+    print("read again")
+    if left_out:
+        print(f"needs a restart: {', '.join(left_out)}")
+
+
+def trim(
+    *,
+    address: options.Address = None,
+    token_file: options.TokenFile = None,
+    tenant: options.TenantName = None,
+) -> None:
+    """Give memory that holds no block back to the system. For an admin."""
+    from kvpool.operate import show
+
+    with options.reached(address, token_file, tenant) as operator:
+        before = _committed(operator)
+        operator.ask("trim", _WORK_S)
+        after = _committed(operator)
+    print(f"gave back {show.size(max(0, before - after))}; {show.size(after)} are committed")
+
+
+def _committed(operator: Operator) -> int:
+    return sum(each.dram.committed_bytes for each in operator.report().tenants)
 
 
 def pin(
@@ -173,16 +190,13 @@ def pin(
     from kvpool.operate import prefixes
 
     with options.reached(address, token_file, tenant) as operator:
-        manifest = prefixes.manifest_of(namespace, operator.manifests())
-        keys = prefixes.keys_of(manifest, tokens, key)
+        space = prefixes.space_of(namespace, operator.spaces())
+        keys = prefixes.given(tokens, key).keys(space.manifest)
         if not keys:
             options.fail("the prefix is shorter than one block: there is nothing to keep", status=2)
-        answer = operator.pin(prefixes.label(manifest), keys, name)
-    told = {each: value for each, value in answer.items() if each not in ("id", "ok")}
-    asked = len(keys) // 16
-    held = int(told.get("held", told.get("blocks", asked)))
+        held, asked = operator.pin(space, keys, name), len(keys) // 16
     if as_json:
-        options.print_json({"name": name, "asked": asked, **told})
+        options.print_json({"name": name, "asked": asked, "blocks": held})
     else:
         print(f"{name}: {held:,} of {asked:,} blocks are pinned")
     if held < asked:
@@ -199,12 +213,11 @@ def unpin(
 ) -> None:
     """Let a pinned prefix go again: it stays as long as it is warm."""
     with options.reached(address, token_file, tenant) as operator:
-        answer = operator.ask("unpin", name=name)
-    told = {each: value for each, value in answer.items() if each not in ("id", "ok")}
+        blocks = int(operator.ask("unpin", name=name)["blocks"])
     if as_json:
-        options.print_json({"name": name, **told})
+        options.print_json({"name": name, "blocks": blocks})
     else:
-        print(f"{name}: no longer pinned")
+        print(f"{name}: {blocks:,} blocks are no longer pinned")
 
 
 def pins(
@@ -223,10 +236,10 @@ def pins(
     from kvpool.operate import show
 
     made = show.table(
-        "", "name", "tenant", "namespace", "blocks", "held", "bytes", left=("tenant", "namespace")
+        "", "name", "tenant", "namespace", "blocks", "of", "bytes", left=("tenant", "namespace")
     )
     for each in found:
-        sizes = (f"{each.blocks:,}", f"{each.held:,}", show.size(each.bytes))
+        sizes = (f"{each.blocks:,}", f"{each.asked:,}", show.size(each.bytes))
         made.add_row(each.name, each.tenant, each.namespace, *sizes)
     show.show(made) if found else print("nothing is pinned")
 

@@ -11,70 +11,89 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import msgspec
 
 from kvpool.address import ADDRESS_VARIABLE, parse_address
 from kvpool.errors import BadArgument, KvpoolError, Refused, Unreachable
+from kvpool.keys import KEY_BYTES
 from kvpool.manifest import Manifest, unpack
 from kvpool.observe import report
 from kvpool.pool import Pool
-from kvpool.remote import _candidates, connect
-from kvpool.remote_link import Caller, Link, dial
+from kvpool.remote import _candidates, caller_of, connect
+from kvpool.remote_link import Link, dial
 from kvpool.wire import Map
 
-TOKEN_VARIABLE = "KVPOOL_TOKEN"
-TENANT_VARIABLE = "KVPOOL_TENANT"
-TOKEN_BYTES_MAX = 4096
+_NAME = "kvpool command"  # in the daemon's log
 ANSWER_S = 10.0  # that a daemon may take to answer what needs no waiting
-KEYS_AT_ONCE = 1024  # of one explain: its answer has a map for each
-_PIN_KEYS_MAX = 60_000  # of one request of a MiB
-
-Answer = TypeVar("Answer")
+KEYS_AT_ONCE = 32_768  # of one request
+_LOOKED_UP_AT_ONCE = 4096  # where the first that is missing ends it
+_WORK_S = 60.0  # where it reads from an SSD
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How to get to a daemon, as a command was told."""
+    """How to get to a daemon, as a command was told; None: as the environment says."""
 
     address: str | None = None
-    token: str | None = None
+    token_file: str | None = None
     tenant: str | None = None
 
 
 class Hot(msgspec.Struct, frozen=True, kw_only=True):
     """The end of a prefix in use."""
 
-    number: int = 0
-    key: bytes = b""
-    depth: int = 0  # blocks up to and with it
-    heat: float = 0.0
-    idle_s: float = 0.0
-    tiers: int = 0
-    children: int = 0
-    tenant: str = ""
-    namespace: str = ""
+    tenant: str
+    namespace: str  # its name, else its id; "" when its manifest is not known
+    key: str  # hexadecimal; of the last block
+    depth: int  # blocks up to and with it
+    tokens: int  # in them; 0: not known
+    heat: float
+    idle_s: float | None
+    tiers: int
+    children: int
 
 
 class Pin(msgspec.Struct, frozen=True, kw_only=True):
     """A prefix that an operator keeps."""
 
+    tenant: str
     name: str
-    namespace: str = ""
-    tenant: str = ""
-    blocks: int = 0
-    held: int = 0  # of those, present and pinned now
-    bytes: int = 0
+    namespace: str
+    asked: int
+    blocks: int  # of those, were there when they were pinned, and stay
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """A namespace of a tenant."""
+
+    tenant: str
+    manifest: Manifest
+
+    @property
+    def label(self) -> str:
+        """Its name, else its id: what the daemon knows it by."""
+        return self.manifest.name or self.manifest.namespace_id.hex()
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """What a node says of a prefix."""
+
+    entries: list[Map]  # one per block: of all its tiers, and more of those around the missing one
+    coldest: float | None  # heat of the coldest block that stays
 
 
 class Operator:
     """One connection to one daemon. A context manager."""
 
-    def __init__(self, link: Link, where: str, tenant: str | None) -> None:
+    def __init__(self, link: Link, where: str, tenant: str) -> None:
         """For Operator.connect()."""
         self._link = link
         self._tenant = tenant
@@ -84,9 +103,9 @@ class Operator:
     @classmethod
     def connect(cls, reach: Reach, timeout_s: float = ANSWER_S) -> Self:
         """One try at each address. Raises Unreachable, Refused, BadArgument."""
-        caller = Caller(name="kvpool command", token=reach.token, connections=0)
-        if reach.tenant is not None:
-            caller = _of_tenant(caller, reach.tenant)
+        caller = caller_of(
+            _NAME, None, reach.token_file, reach.tenant, connections=0, wants_shm=False
+        )
         reasons = []
         for address in _candidates(reach.address, os.environ):
             try:
@@ -96,12 +115,16 @@ class Operator:
             except Unreachable as error:
                 reasons.append(str(error))
                 continue
-            link.forgo_shm()
-            return cls(link, str(address), reach.tenant)
+            return cls(link, str(address), caller.tenant)
         raise Unreachable(_nobody(reach, reasons))
 
     def ask(self, op: str, wait_s: float = ANSWER_S, **fields: Any) -> Map:
-        """One request. Raises Unreachable, or what the daemon said."""
+        """One request, about the tenant that was named if one was.
+
+        Raises Unreachable, or what the daemon said.
+        """
+        if self._tenant:
+            fields = {"tenant": self._tenant, **fields}
         try:
             return self._link.control.ask(op, time.monotonic() + wait_s, **fields)
         except BadArgument as error:
@@ -115,11 +138,7 @@ class Operator:
     def report(self) -> report.Report:
         """What it knows of itself: all of it for an admin who names no tenant, else one's part."""
         with self._checked("report"):
-            found = report.from_json(self.ask("report")["report"])
-        if self._tenant is None:
-            return found
-        named = [each for each in found.tenants if each.name == self._tenant]
-        return msgspec.structs.replace(found, tenants=named)
+            return report.from_json(self.ask("report")["report"])
 
     def raw(self, op: str, **fields: Any) -> Any:
         """The JSON that `history` and `reuse` answer with, decoded."""
@@ -131,42 +150,53 @@ class Operator:
         with self._checked("hottest"):
             return msgspec.convert(self.ask("hottest", count=count)["hottest"], list[Hot])
 
-    def manifests(self) -> list[Manifest]:
-        """Of every namespace that somebody opened since the daemon began."""
+    def spaces(self) -> list[Space]:
+        """Every namespace that somebody opened since the daemon began, and the caller may see."""
         with self._checked("manifests"):
-            return [unpack(packed) for packed in self.ask("manifests")["manifests"]]
+            told = msgspec.convert(self.ask("manifests")["manifests"], list[dict[str, Any]])
+            return [Space(each["tenant"], unpack(each["manifest"])) for each in told]
 
-    def explain(self, namespace: str, keys: bytes) -> tuple[list[Map], list[Map]]:
-        """What the node knows about each key, and other places that could have been meant."""
-        explained: list[Map] = []
-        elsewhere: list[Map] = []
-        step = KEYS_AT_ONCE * 16
+    def explain(self, space: Space, keys: bytes) -> Explained:
+        """What the node knows about each key; nothing is asked about none."""
+        entries: list[Map] = []
+        coldest: float | None = None
         with self._checked("explain"):
-            for start in range(0, len(keys), step):
-                part = keys[start : start + step]
-                answer = self.ask("explain", namespace=namespace, keys=part)
-                explained += msgspec.convert(answer["explained"], list[dict[str, Any]])
-                if start == 0:
-                    elsewhere = msgspec.convert(answer.get("elsewhere", []), list[dict[str, Any]])
-        if len(explained) != len(keys) // 16:
-            raise KvpoolError(f"{self.where}: explain answered about {len(explained)} blocks")
-        return explained, elsewhere
+            for part in _parts(keys, KEYS_AT_ONCE):
+                answer = self.ask("explain", **_named(space), keys=part)
+                told = [{"tiers": tiers} for tiers in msgspec.convert(answer["tiers"], bytes)]
+                if len(told) != len(part) // KEY_BYTES:
+                    raise KvpoolError(
+                        f"{self.where}: explained {len(told)} blocks of another count"
+                    )
+                first = answer["first"]
+                for at, entry in enumerate(msgspec.convert(answer["explained"], list[Map])):
+                    told[first + at] = entry
+                entries += told
+                coldest = answer.get("coldest")
+        return Explained(entries, coldest)
 
-    def leading(self, namespace: str, keys: bytes) -> int:
+    def leading(self, space: Space, keys: bytes) -> int:
         """How many blocks are present from the start on. Asks no further than it must."""
-        step = KEYS_AT_ONCE * 16
-        for start in range(0, len(keys), step):
-            told, _ = self.explain(namespace, keys[start : start + step])
-            for at, entry in enumerate(told):
-                if not entry.get("tiers"):
-                    return start // 16 + at
-        return len(keys) // 16
+        found = 0
+        with self._checked("lookup"):
+            for part in _parts(keys, _LOOKED_UP_AT_ONCE):
+                tiers = msgspec.convert(
+                    self.ask("lookup", **_named(space), keys=part)["tiers"], bytes
+                )
+                present = (tiers + b"\0").index(0)
+                found += present
+                if present < len(part) // KEY_BYTES:
+                    break
+        return found
 
-    def pin(self, namespace: str, keys: bytes, name: str) -> Map:
-        """Keeps these blocks until unpin(). Raises BadArgument, NoResource."""
-        if len(keys) > _PIN_KEYS_MAX * 16:
-            raise BadArgument(f"a prefix of {len(keys) // 16} blocks; at most {_PIN_KEYS_MAX}")
-        return self.ask("pin", namespace=namespace, keys=keys, name=name)
+    def pin(self, space: Space, keys: bytes, name: str) -> int:
+        """Keeps the leading blocks that are there until unpin; how many. Raises BadArgument,
+        NoResource."""
+        if len(keys) > KEYS_AT_ONCE * KEY_BYTES:
+            raise BadArgument(f"{len(keys) // KEY_BYTES} blocks; at most {KEYS_AT_ONCE} in one pin")
+        with self._checked("pin"):
+            answer = self.ask("pin", _WORK_S, **_named(space), keys=keys, name=name)
+            return msgspec.convert(answer["blocks"], int)
 
     def pins(self) -> list[Pin]:
         """All that this caller may see."""
@@ -201,34 +231,19 @@ def open_pool(reach: Reach, timeout_s: float = ANSWER_S) -> Pool:
         reach, timeout_s
     ) as found:  # says at once, and better, that none is there
         where = found.where
-    more: dict[str, Any] = {} if reach.tenant is None else {"tenant": reach.tenant}
-    return connect(where, token=reach.token, timeout=timeout_s, name="kvpool command", **more)
+    return connect(
+        where, token_file=reach.token_file, tenant=reach.tenant, timeout=timeout_s, name=_NAME
+    )
 
 
-def read_token(path: str | None, environment: Mapping[str, str]) -> str | None:
-    """What the file holds, else what the variable says. Raises BadArgument."""
-    if path is None:
-        return environment.get(TOKEN_VARIABLE) or None
-    try:
-        with open(path, "rb") as file:
-            content = file.read(TOKEN_BYTES_MAX + 2)
-        token = content.decode().strip()
-    except OSError as error:
-        raise BadArgument(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise BadArgument(f"{path}: a token is UTF-8 text") from None
-    if not 0 < len(token.encode()) <= TOKEN_BYTES_MAX:
-        raise BadArgument(f"{path}: a token has 1 to {TOKEN_BYTES_MAX} bytes")
-    return token
+def _parts(keys: bytes, count: int) -> Iterator[bytes]:
+    """Packed keys, so many at a time."""
+    for start in range(0, len(keys), count * KEY_BYTES):
+        yield keys[start : start + count * KEY_BYTES]
 
 
-def _of_tenant(caller: Caller, tenant: str) -> Caller:
-    import dataclasses
-
-    if "tenant" not in {field.name for field in dataclasses.fields(caller)}:
-        raise BadArgument("--tenant: this version connects to no tenant but the default one")
-    more: dict[str, Any] = {"tenant": tenant}
-    return dataclasses.replace(caller, **more)
+def _named(space: Space) -> Map:
+    return {"tenant": space.tenant, "namespace": space.label}
 
 
 def _nobody(reach: Reach, reasons: list[str]) -> str:

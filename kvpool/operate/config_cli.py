@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
 from kvpool.operate import options
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    Faults = Sequence[tuple[int | None, str, str, str]]
 
 app = typer.Typer(help="Look at a configuration of `kvpool serve`.", no_args_is_help=True)
 
@@ -43,11 +39,12 @@ def check(
 
     Exit status 0: nothing is wrong; 1: something is. Reads the token files that it names.
     """
-    found = _faults(file)
+    from kvpool.serve_config import faults
+
+    found = faults(file)
     if as_json:
-        names = ("line", "where", "message", "suggestion")
-        faults = [dict(zip(names, fault, strict=True)) for fault in found]
-        options.print_json({"file": file, "faults": faults})
+        told = [fault._asdict() for fault in found]
+        options.print_json({"file": file, "faults": told})
     else:
         for line, where, message, suggestion in found:
             place = f"{file}:{line}" if line is not None else file
@@ -60,20 +57,5 @@ def check(
         raise typer.Exit(1)
 
 
-def _counted(found: Faults) -> str:
+def _counted(found: Sequence[object]) -> str:
     return "1 fault" if len(found) == 1 else f"{len(found)} faults"
-
-
-def _faults(file: str) -> Faults:
-    from kvpool import serve_config, serve_plan
-    from kvpool.errors import BadArgument
-
-    finds_all: Any = getattr(serve_config, "faults", None)
-    if finds_all is not None:
-        found: Faults = finds_all(file)
-        return found
-    try:
-        serve_plan.plan(serve_config.load(file, {}), os.environ)
-    except BadArgument as error:
-        return [(None, "", str(error), "")]
-    return []

@@ -60,11 +60,11 @@ def doctor(
 
 def _daemon(address: str | None, token_file: str | None, tenant: str | None) -> DaemonFacts:
     from kvpool.errors import Unreachable
-    from kvpool.operate.client import Operator
+    from kvpool.operate.client import Operator, Reach
     from kvpool.operate.probes import DaemonFacts
 
     try:
-        with Operator.connect(options.reach_of(address, token_file, tenant), _LOOK_S) as operator:
+        with Operator.connect(Reach(address, token_file, tenant), _LOOK_S) as operator:
             return DaemonFacts(where=operator.where, version=operator.version or None)
     except Unreachable as error:
         return DaemonFacts(reason=str(error))

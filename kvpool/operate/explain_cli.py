@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,9 +11,9 @@ import typer
 from kvpool.operate import options
 
 if TYPE_CHECKING:
-    from kvpool.manifest import Manifest
     from kvpool.observe.explain import Elsewhere, Known, Verdict
-    from kvpool.operate.client import Operator
+    from kvpool.operate.client import Explained, Operator, Space
+    from kvpool.operate.prefixes import Given
 
 OTHERS_MAX = 8  # namespaces that are looked at as well, those most like the one asked about first
 ROWS_MAX = 24  # of the table; --json has all
@@ -44,88 +44,83 @@ def explain(
     with options.told_plainly():
         prefix = prefixes.given(tokens, key)
     with options.reached(address, token_file, tenant) as operator:
-        manifests = operator.manifests()
-        manifest = prefixes.manifest_of(namespace, manifests)
-        keys = prefix.keys(manifest)
-        told, beside = operator.explain(prefixes.label(manifest), keys)
-        blocks = known(told)
-        others = list(_told(beside))
-        if prefix.tokens is not None and not all(block.tiers for block in blocks):
-            others += _looked_for(operator, manifest, manifests, prefix.tokens)
-        failed = _failed_of(operator, manifest)
-    found = verdict(blocks, elsewhere=others, failed=failed)
+        spaces = operator.spaces()
+        space = prefixes.space_of(namespace, spaces)
+        keys = prefix.keys(space.manifest)
+        told = operator.explain(space, keys)
+        blocks = known(told.entries)
+        others = []
+        if not all(block.tiers for block in blocks):
+            others = list(_looked_for(operator, space, spaces, prefix))
+        failed = _failed_of(operator, space)
+    found = verdict(blocks, elsewhere=others, failed=failed, coldest=told.coldest)
     if as_json:
-        options.print_json(_plain(manifest, found, keys, told))
+        options.print_json(_plain(space, found, keys, told))
     else:
-        _show(manifest, found, blocks, keys)
-
-
-def _told(beside: Sequence[Mapping[str, Any]]) -> Iterator[Elsewhere]:
-    """What the daemon says of other places."""
-    from kvpool.observe.explain import Elsewhere
-
-    for each in beside:
-        differing = each.get("differing") or {}
-        yield Elsewhere(
-            namespace=str(each.get("namespace", "")),
-            differing={str(name): (pair[0], pair[1]) for name, pair in differing.items()},
-            tenant=str(each.get("tenant") or ""),
-        )
+        _show(space, found, blocks, keys)
 
 
 def _looked_for(
-    operator: Operator, manifest: Manifest, manifests: list[Manifest], tokens: Sequence[int]
+    operator: Operator, space: Space, spaces: list[Space], prefix: Given
 ) -> Iterator[Elsewhere]:
-    """The same tokens in the namespaces most like this one: their keys are others there."""
+    """The same prefix in the namespaces most like this one, those of other tenants among them.
+
+    Its keys are others there, and can be told from tokens only; the same namespace of another
+    tenant has the same keys.
+    """
     from kvpool.observe.explain import Elsewhere
-    from kvpool.operate import prefixes
 
-    others = [each for each in manifests if each.namespace_id != manifest.namespace_id]
-    others.sort(key=lambda each: len(manifest.differing(each)))
+    own = space.manifest.namespace_id
+    others = [each for each in spaces if each != space]
+    if prefix.tokens is None:
+        others = [each for each in others if each.manifest.namespace_id == own]
+    others.sort(key=lambda each: len(space.manifest.differing(each.manifest)))
     for other in others[:OTHERS_MAX]:
-        present = operator.leading(prefixes.label(other), prefixes.token_keys(other, tokens))
-        yield Elsewhere(prefixes.label(other), manifest.differing(other), present=present)
+        yield Elsewhere(
+            namespace=other.label,
+            differing=space.manifest.differing(other.manifest),
+            tenant="" if other.tenant == space.tenant else other.tenant,
+            present=operator.leading(other, prefix.keys(other.manifest)),
+        )
 
 
-def _failed_of(operator: Operator, manifest: Manifest) -> dict[str, int]:
+def _failed_of(operator: Operator, space: Space) -> dict[str, int]:
     """What gets of this namespace failed for, in all."""
-    id = manifest.namespace_id.hex()
+    id = space.manifest.namespace_id.hex()
     for tenant in operator.report().tenants:
-        for space in tenant.namespaces:
-            if space.id == id:
-                return space.traffic.failed
+        for each in tenant.namespaces:
+            if (tenant.name, each.id) == (space.tenant, id):
+                return each.traffic.failed
     return {}
 
 
 # --- showing -------------------------------------------------------------------------------------
 
 
-def _plain(
-    manifest: Manifest, found: Verdict, keys: bytes, told: list[dict[str, Any]]
-) -> dict[str, Any]:
-    from kvpool.operate import prefixes
-
+def _plain(space: Space, found: Verdict, keys: bytes, told: Explained) -> dict[str, Any]:
+    explained = [
+        {"key": keys[at * 16 : at * 16 + 16], **entry} for at, entry in enumerate(told.entries)
+    ]
     return {
-        "namespace": prefixes.label(manifest),
-        "id": manifest.namespace_id,
-        **{name: value for name, value in dataclasses.asdict(found).items() if name != "elsewhere"},
-        "elsewhere": [dataclasses.asdict(each) for each in found.elsewhere],
-        "explained": [
-            {"key": keys[at * 16 : at * 16 + 16], **entry} for at, entry in enumerate(told)
-        ],
+        "tenant": space.tenant,
+        "namespace": space.label,
+        "id": space.manifest.namespace_id,
+        **dataclasses.asdict(found),
+        "coldest": told.coldest,
+        "explained": explained,
     }
 
 
-def _show(manifest: Manifest, found: Verdict, blocks: Sequence[Known], keys: bytes) -> None:
+def _show(space: Space, found: Verdict, blocks: Sequence[Known], keys: bytes) -> None:
     from rich.text import Text
 
-    from kvpool.operate import prefixes, show
+    from kvpool.operate import show
 
     parts = [Text(found.sentence, style="bold")]
     if found.advice:
         parts.append(Text(found.advice))
     counts = (
-        f"namespace {prefixes.label(manifest)}: {found.leading:,} of {found.blocks:,} blocks"
+        f"namespace {space.label}: {found.leading:,} of {found.blocks:,} blocks"
         f" in a row ({found.in_dram:,} in DRAM, {found.on_ssd:,} on SSD)"
     )
     if found.behind:

@@ -120,11 +120,11 @@ def _space(
 ) -> Iterator[Namespace]:
     from kvpool.config import parse_size
     from kvpool.operate import files
-    from kvpool.operate.client import open_pool
+    from kvpool.operate.client import Reach, open_pool
 
     with options.told_plainly():
         manifest = files.manifest_of(namespace, parse_size(block_bytes))
-        with open_pool(options.reach_of(address, token_file, tenant)) as pool:
+        with open_pool(Reach(address, token_file, tenant)) as pool:
             yield pool.namespace(manifest)
 
 

@@ -8,7 +8,6 @@ Promises:  1. an error that an operator can act on is one message on stderr and 
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 if TYPE_CHECKING:
-    from kvpool.operate.client import Operator, Reach
+    from kvpool.operate.client import Operator
 
 Address = Annotated[
     str | None,
@@ -53,20 +52,12 @@ Keys = Annotated[
 ]
 
 
-def reach_of(address: str | None, token_file: str | None, tenant: str | None) -> Reach:
-    """Raises BadArgument for a token file that cannot be read."""
-    from kvpool.operate.client import TENANT_VARIABLE, Reach, read_token
-
-    tenant = tenant or os.environ.get(TENANT_VARIABLE) or None
-    return Reach(address, read_token(token_file, os.environ), tenant)
-
-
 @contextlib.contextmanager
 def reached(address: str | None, token_file: str | None, tenant: str | None) -> Iterator[Operator]:
     """A connection for one command; its errors told as told_plainly() tells them."""
-    from kvpool.operate.client import Operator
+    from kvpool.operate.client import Operator, Reach
 
-    with told_plainly(), Operator.connect(reach_of(address, token_file, tenant)) as operator:
+    with told_plainly(), Operator.connect(Reach(address, token_file, tenant)) as operator:
         yield operator
 
 

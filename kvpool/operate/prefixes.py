@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from kvpool.errors import BadArgument
 from kvpool.keys import KEY_BYTES, prefix_keys
 from kvpool.manifest import Manifest
+from kvpool.operate.client import Space
 
 TOKEN_FILE_BYTES_MAX = 64 << 20
 _ID_DIGITS_MIN = 6  # of an id that is not written out
@@ -54,11 +55,6 @@ def _parsed(content: bytes, name: str) -> list[int]:
     return tokens
 
 
-def keys_of(manifest: Manifest, tokens: str | None, hexes: Sequence[str] | None) -> bytes:
-    """Packed keys of the prefix that --tokens or --key name. Raises BadArgument."""
-    return given(tokens, hexes).keys(manifest)
-
-
 @dataclass(frozen=True, slots=True)
 class Given:
     """A prefix as it was named: tokens, or keys of one namespace."""
@@ -98,20 +94,17 @@ def _key_of(text: str) -> bytes:
     return key
 
 
-def manifest_of(name: str, manifests: Sequence[Manifest]) -> Manifest:
+def space_of(name: str, spaces: Sequence[Space]) -> Space:
     """The namespace of that name, or of that id or its first digits. Raises BadArgument."""
-    found = [each for each in manifests if each.name == name]
+    found = [each for each in spaces if each.manifest.name == name]
     if not found and len(name) >= _ID_DIGITS_MIN:
-        found = [each for each in manifests if each.namespace_id.hex().startswith(name.lower())]
+        found = [
+            each for each in spaces if each.manifest.namespace_id.hex().startswith(name.lower())
+        ]
     if len(found) == 1:
         return found[0]
     if found:
-        ids = ", ".join(each.namespace_id.hex() for each in found)
-        raise BadArgument(f"--namespace {name!r} could be any of {ids}: give more digits")
-    known = ", ".join(label(each) for each in manifests) or "none was opened since it began"
-    raise BadArgument(f"the daemon has no namespace {name!r}; it has: {known}")
-
-
-def label(manifest: Manifest) -> str:
-    """Its name, else its id."""
-    return manifest.name or manifest.namespace_id.hex()
+        which = ", ".join(f"{each.manifest.namespace_id.hex()} of {each.tenant}" for each in found)
+        raise BadArgument(f"{name!r} could be any of {which}: name a --tenant, or give more digits")
+    known = ", ".join(sorted({each.label for each in spaces})) or "none since the daemon began"
+    raise BadArgument(f"there is no namespace {name!r}; there are: {known}")

@@ -10,10 +10,7 @@ import typer
 from kvpool.operate import options
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from kvpool.observe.curve import Curve, Table
-    from kvpool.observe.report import Tenant as TenantReport
     from kvpool.observe.sizing import Sizing
     from kvpool.operate.client import Operator
 
@@ -114,32 +111,19 @@ def _of_daemon(operator: Operator, dram: str | None, namespace: str | None) -> l
     from kvpool.errors import BadArgument
     from kvpool.observe import curve
 
-    told = operator.raw("reuse")
     asked = None if dram is None else parse_size(dram)
     found = []
-    for tenant in operator.report().tenants:
-        counted = told if "all" in told else told.get(tenant.name)  # of one tenant, or by its name
-        counts = None if counted is None else _counts_of(counted, tenant, namespace)
+    for tenant, told in operator.raw("reuse").items():
+        counts = told["all"] if namespace is None else told["spaces"].get(namespace)
         if counts is None:
             continue
-        title = f"tenant {tenant.name}" + (f", namespace {namespace}" if namespace else "")
-        ssd_bytes = 0 if tenant.ssd is None else tenant.ssd.capacity_bytes
-        dram_bytes = tenant.dram.limit_bytes if asked is None else asked
-        found.append((title, _table(curve.of_counts(counts), dram_bytes, ssd_bytes)))
+        title = f"tenant {tenant}" + (f", namespace {namespace}" if namespace else "")
+        dram_bytes = told["dram_bytes"] if asked is None else asked
+        found.append((title, _table(curve.of_counts(counts), dram_bytes, told["ssd_bytes"])))
     if not found:
         what = "nothing" if namespace is None else f"no use of a namespace {namespace!r}"
         raise BadArgument(f"the daemon has seen {what} lately")
     return found
-
-
-def _counts_of(counted: Mapping[str, Any], tenant: TenantReport, namespace: str | None) -> Any:
-    """The counts of all, or of one namespace; None: it is not this tenant's, or was not used."""
-    if namespace is None:
-        return counted["all"]
-    for space in tenant.namespaces:
-        if namespace in (space.name, space.id):
-            return counted["spaces"].get(str(space.number))
-    return None
 
 
 def _table(found: Curve, dram_bytes: int, ssd_bytes: int) -> Table:
@@ -155,7 +139,9 @@ def _print_tables(tables: list[Titled], *, as_json: bool) -> None:
     if as_json:
         options.print_json([{"of": title, **options.plain(table)} for title, table in tables])
         return
-    for title, table in tables:
+    for at, (title, table) in enumerate(tables):
+        if at:
+            print()
         _show_table(title, table)
 
 

@@ -32,9 +32,10 @@ def stat(
 
     An admin sees every tenant, a tenant itself. --json gives the whole report, one object a line.
     """
+    from kvpool.operate.client import Reach
     from kvpool.operate.feed import Feed, Lost
 
-    with options.told_plainly(), Feed(options.reach_of(address, token_file, tenant)) as feed:
+    with options.told_plainly(), Feed(Reach(address, token_file, tenant)) as feed:
         while True:
             begin = time.monotonic()
             sample = feed.next()

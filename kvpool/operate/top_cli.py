@@ -32,11 +32,12 @@ def top(
     tenant: options.TenantName = None,
 ) -> None:
     """Watch a daemon: tiers, hit rate, hottest prefixes, clients, tenants. ? lists the keys."""
+    from kvpool.operate.client import Reach
     from kvpool.operate.feed import Feed
 
     with (
         options.told_plainly(),
-        Feed(options.reach_of(address, token_file, tenant), with_hottest=True) as feed,
+        Feed(Reach(address, token_file, tenant), with_hottest=True) as feed,
     ):
         if once or svg is not None:
             _once(feed, svg)

@@ -24,6 +24,7 @@ WIDTH_MIN, HEIGHT_MIN = 60, 16
 HISTORY_MAX = 600
 _BAR_WIDTH = 20
 _KEY_DIGITS = 8
+_NAME_COLUMNS = 20  # of a namespace
 
 _AIRY_HEIGHT = 32  # from there on, a blank line above each table
 _TABLE_LINES = 3  # of a table without rows: title, names, rule
@@ -163,7 +164,7 @@ class Top:
     ) -> Iterator[RenderableType]:
         """Shares the room that is left: what is short leaves its rest to the others."""
         names = {each.name for each in tenants}
-        hot = [each for each in sample.hottest if not each.tenant or each.tenant in names]
+        hot = [each for each in sample.hottest if each.tenant in names]
         clients = [(tenant.name, client) for tenant in tenants for client in tenant.clients]
         wanted = [len(hot), len(clients), len(tenants)]
         rows = _shared(wanted, room - 3 * (_TABLE_LINES + len(gap)))
@@ -266,9 +267,13 @@ def _hot_table(title: str, shown: Sequence[Hot], whole: int) -> Table:
     for each in shown:
         where = {0: "-", 1: "DRAM", 2: "SSD", 3: "both"}[each.tiers & 3]
         idle = "-" if each.idle_s is None else duration(each.idle_s)
-        space = each.namespace or f"number {each.number}"
+        space = (
+            each.namespace
+            if len(each.namespace) <= _NAME_COLUMNS
+            else (f"{each.namespace[: _NAME_COLUMNS - 2]}..")
+        )
         made.add_row(
-            *(f"{each.key.hex()[:_KEY_DIGITS]}..", space, count(each.depth), f"{each.heat:.1f}"),
+            *(f"{each.key[:_KEY_DIGITS]}..", space, count(each.depth), f"{each.heat:.1f}"),
             *(idle, where, count(each.children)),
         )
     return made

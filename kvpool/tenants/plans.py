@@ -43,6 +43,7 @@ class TenantPlan:
     name: str
     uids: frozenset[int] | None
     token: str | None = field(repr=False)
+    http_token: str | None = field(repr=False)
     limits: Limits
     node: dict[str, Any]
     server: dict[str, Any]
@@ -99,8 +100,8 @@ class Checked:
         size = value.removesuffix("/s").rstrip() if isinstance(value, str) else value
         return self.size(table, key, size, 1, RATE_MAX)
 
-    def token(self, table: str, path: str | None) -> str | None:
-        return None if path is None else read_token(self.label(table, "token_file"), path)
+    def token(self, table: str, path: str | None, key: str = "token_file") -> str | None:
+        return None if path is None else read_token(self.label(table, key), path)
 
     def choice(self, table: str, key: str, value: str, choices: tuple[str, ...]) -> None:
         config.check_choice(self.label(table, key), value, choices)
@@ -164,6 +165,7 @@ class Tenants:
             name=name,
             uids=self._uids(table, told),
             token=self._token(name, told),
+            http_token=self._checked.token(table, told.http_token_file, "http_token_file"),
             limits=limits,
             node=self._node_of(name, share, most, capacity),
             server={**self._server, "pin_bytes": limits.pin_bytes},

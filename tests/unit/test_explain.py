@@ -45,12 +45,12 @@ def test_a_block_that_left_says_when_and_why(why: str, cause: Cause, words: str)
 
 @pytest.mark.parametrize("why", ["evicted", "not_worth", "evicted_ssd"])
 def test_how_cold_it_was_is_told_beside_what_stays(why: str) -> None:
-    assert "its heat was 0.02, and the warmest of the blocks before it that stayed has 3.00" in (
-        judged(HERE, ON_SSD, gone(why)).sentence
+    assert "its heat was 0.02, and the coldest block that stays has 0.40" in (
+        judged(HERE, ON_SSD, gone(why), coldest=0.4).sentence
     )
     alone = judged(gone(why)).sentence
     assert "its heat was 0.02" in alone
-    assert "stayed" not in alone
+    assert "stays" not in alone
 
 
 @pytest.mark.parametrize("reason", [each for each in Reason if each > 1])
@@ -93,7 +93,7 @@ def test_another_namespace_has_it_and_the_field_is_named() -> None:
     far = Elsewhere("other", {"model": ("a", "b"), "dtype": ("c", "d")}, present=4)
     found = judged(NOWHERE, NOWHERE, elsewhere=[far, near])
     assert found.cause == Cause.OTHER_NAMESPACE
-    assert "'chat-fp8' has 4 blocks of the same tokens" in found.sentence
+    assert "'chat-fp8' has 4 blocks of the same prefix" in found.sentence
     assert "dtype is 'bfloat16' here and 'float8_e4m3' there" in found.sentence
 
 
@@ -119,9 +119,11 @@ def test_fields_that_follow_from_others_are_left_out() -> None:
 
 
 def test_another_tenant_has_it() -> None:
-    found = judged(NOWHERE, elsewhere=[Elsewhere("chat", {}, tenant="acme")])
+    found = judged(NOWHERE, elsewhere=[Elsewhere("chat", {}, present=3, tenant="acme")])
     assert found.cause == Cause.OTHER_TENANT
-    assert "tenant 'acme' has it" in found.sentence
+    assert "tenant 'acme' has 3 blocks of the same prefix" in found.sentence
+    nothing = Elsewhere("chat", {}, present=0, tenant="acme")
+    assert judged(NOWHERE, elsewhere=[nothing]).cause == Cause.NEVER_STORED
 
 
 def test_what_left_goes_before_what_is_elsewhere() -> None:

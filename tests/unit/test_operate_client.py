@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 import kvpool
-from kvpool.errors import BadArgument, KvpoolError, Unreachable
+from kvpool.errors import BadArgument, KvpoolError, Refused, Unreachable
 from kvpool.observe import report
 from kvpool.operate import client, feed
-from kvpool.operate.client import Operator, Reach
+from kvpool.operate.client import Explained, Operator, Reach, Space
 from kvpool.operate.feed import Feed, Lost, Sample
 from tests import reports
 from tests.operated import ControlServer, controlled, hottest
@@ -28,50 +28,66 @@ def test_a_report_is_read(tmp_path: Path) -> None:
         assert operator.where == server.address
 
 
-def test_a_tenant_that_is_named_is_the_only_one_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client, "_of_tenant", lambda caller, _: caller)
-    both = {"report": report.as_json(reports.example(tenants=("acme", "umbrella")))}
+def test_a_tenant_that_is_named_is_asked_about(tmp_path: Path) -> None:
     with (
-        controlled(tmp_path, report=lambda _: both) as server,
-        Operator.connect(Reach(server.address, tenant="umbrella"), 5.0) as operator,
+        controlled(tmp_path) as server,
+        Operator.connect(Reach(server.address, tenant="acme"), 5.0) as operator,
     ):
-        assert [each.name for each in operator.report().tenants] == ["umbrella"]
+        operator.report()
+        operator.hottest(1)
+    assert [asked["tenant"] for asked in server.requests] == ["acme", "acme"]
 
 
 def test_hottest_prefixes_are_read(tmp_path: Path) -> None:
     with controlled(tmp_path) as server, connected(server) as operator:
         (first, second) = operator.hottest(2)
-    assert (first.key, first.depth, first.namespace) == (b"\x01" * 16, 10, "chat")
+    assert (first.key, first.depth, first.namespace) == ("01" * 16, 10, "chat")
     assert second.heat == 25.0
     assert server.asked("hottest")[0]["count"] == 2
 
 
-def test_many_keys_are_explained_in_parts(tmp_path: Path) -> None:
+SPACE = Space("default", opaque(name="chat"))
+
+
+def numbered(count: int) -> bytes:
+    return b"".join(number.to_bytes(16, "little") for number in range(count))
+
+
+def numbers_of(keys: bytes) -> list[int]:
+    return [int(number) for number in memoryview(keys).cast("Q")[::2]]
+
+
+def test_many_keys_are_explained_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def explain(asked: dict[str, Any]) -> dict[str, Any]:
-        count = len(asked["keys"]) // 16
-        return {"explained": [{"tiers": 1}] * count, "elsewhere": [{"namespace": "x"}]}
+        numbers = numbers_of(asked["keys"])
+        more = [{"tiers": 3, "heat": float(numbers[1])}]
+        return {"tiers": bytes([1] * len(numbers)), "first": 1, "explained": more, "coldest": 0.5}
 
+    monkeypatch.setattr(client, "KEYS_AT_ONCE", 1000)
     with controlled(tmp_path, explain=explain) as server, connected(server) as operator:
-        told, elsewhere = operator.explain("chat", bytes(16 * 2500))
-    assert len(told) == 2500
-    assert elsewhere == [{"namespace": "x"}]
-    assert [len(asked["keys"]) // 16 for asked in server.asked("explain")] == [1024, 1024, 452]
+        told = operator.explain(SPACE, numbered(2500))
+        assert operator.explain(SPACE, b"") == Explained([], None)
+    assert [entry["tiers"] for entry in told.entries] == (
+        [1, 3] + [1] * 998 + [1, 3] + [1] * 998 + [1, 3] + [1] * 498
+    )
+    assert told.entries[1001]["heat"] == 1001.0
+    assert told.coldest == 0.5
+    assert [len(asked["keys"]) // 16 for asked in server.requests] == [1000, 1000, 500]
+    assert server.requests[0]["namespace"] == "chat"
+    assert server.requests[0]["tenant"] == "default"
 
 
-@pytest.mark.parametrize(("present", "requests"), [(0, 1), (1024, 2), (1500, 2), (2500, 3)])
+@pytest.mark.parametrize(("present", "requests"), [(0, 1), (1000, 2), (1500, 2), (2500, 3)])
 def test_a_prefix_is_followed_as_far_as_it_goes(
-    tmp_path: Path, present: int, requests: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, present: int, requests: int
 ) -> None:
-    def explain(asked: dict[str, Any]) -> dict[str, Any]:
-        numbers = memoryview(asked["keys"]).cast("Q")[::2]
-        return {"explained": [{"tiers": int(number < present)} for number in numbers]}
+    def lookup(asked: dict[str, Any]) -> dict[str, Any]:
+        return {"tiers": bytes(int(number < present) for number in numbers_of(asked["keys"]))}
 
-    keys = b"".join(number.to_bytes(16, "little") for number in range(2500))
-    with controlled(tmp_path, explain=explain) as server, connected(server) as operator:
-        assert operator.leading("chat", keys) == present
-    assert len(server.asked("explain")) == requests
+    monkeypatch.setattr(client, "_LOOKED_UP_AT_ONCE", 1000)
+    with controlled(tmp_path, lookup=lookup) as server, connected(server) as operator:
+        assert operator.leading(SPACE, numbered(2500)) == present
+    assert len(server.requests) == requests
 
 
 @pytest.mark.parametrize(
@@ -83,6 +99,7 @@ def test_a_prefix_is_followed_as_far_as_it_goes(
         ("hottest", {"hottest": [{"depth": "deep"}]}),
         ("hottest", {"hottest": 5}),
         ("manifests", {"manifests": 5}),
+        ("manifests", {"manifests": [{"tenant": "x"}]}),
         ("pins", {"pins": [{}]}),
     ],
 )
@@ -95,7 +112,7 @@ def test_an_answer_of_another_form_is_told_with_the_version(
         connected(server) as operator,
         pytest.raises(KvpoolError, match=r"9\.9\.9"),
     ):
-        getattr(operator, op)(*arguments)
+        getattr(operator, {"manifests": "spaces"}.get(op, op))(*arguments)
 
 
 def test_an_older_daemon_is_told_apart(tmp_path: Path) -> None:
@@ -137,28 +154,46 @@ def test_a_real_daemon_answers(tmp_path: Path) -> None:
             assert space.put([bytes(16)], bytes(4096)).stored == 1
 
 
-@pytest.mark.parametrize(
-    ("content", "token"), [(b"secret", "secret"), (b"  secret\n", "secret"), (b"a b", "a b")]
-)
-def test_a_token_file_is_read(tmp_path: Path, content: bytes, token: str) -> None:
-    path = tmp_path / "token"
-    path.write_bytes(content)
-    assert client.read_token(str(path), {"KVPOOL_TOKEN": "other"}) == token
+# --- who asks ------------------------------------------------------------------------------------
+
+
+def test_a_token_is_proved_by_file_or_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("a token of some length\n")
+    with served(tmp_path, token_file=str(token)) as daemon:
+        with pytest.raises(Refused, match="token"):
+            Operator.connect(Reach(daemon.tcp_address), 5.0)
+        with Operator.connect(Reach(daemon.tcp_address, str(token)), 5.0) as operator:
+            assert operator.ask("ping")["ok"] is True
+        monkeypatch.setenv("KVPOOL_TOKEN", "a token of some length")
+        with Operator.connect(Reach(daemon.tcp_address), 5.0) as operator:
+            assert operator.ask("ping")["ok"] is True
+        monkeypatch.delenv("KVPOOL_TOKEN")
+        with client.open_pool(Reach(daemon.tcp_address, str(token))) as pool:
+            assert pool.namespace(opaque()).put([bytes(16)], bytes(4096)).stored == 1
 
 
 @pytest.mark.parametrize("content", [b"", b" \n", b"\xff", b"x" * 4097])
 def test_a_token_file_that_holds_none(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "token"
     path.write_bytes(content)
-    with pytest.raises(BadArgument, match="token"):
-        client.read_token(str(path), {})
+    with pytest.raises(BadArgument, match="token_file"):
+        Operator.connect(Reach(f"unix:{tmp_path}/node.sock", str(path)), 5.0)
 
 
-def test_a_token_by_the_environment_or_none(tmp_path: Path) -> None:
-    assert client.read_token(None, {"KVPOOL_TOKEN": "t"}) == "t"
-    assert client.read_token(None, {"KVPOOL_TOKEN": ""}) is None
-    with pytest.raises(BadArgument, match="cannot be read"):
-        client.read_token(str(tmp_path / "absent"), {})
+def test_an_admin_acts_as_the_tenant_that_it_names(tmp_path: Path) -> None:
+    config = tmp_path / "kvpool.toml"
+    config.write_text("[tenants.acme]\nuids = [4001]\n[tenants.umbrella]\nuids = [4002]\n")
+    with served(tmp_path, config=str(config), tcp=False) as daemon:
+        there = daemon.unix_address
+        with client.open_pool(Reach(there, tenant="acme")) as pool:
+            assert pool.namespace(opaque()).put([bytes(16)], bytes(4096)).stored == 1
+        with client.open_pool(Reach(there, tenant="umbrella")) as pool:
+            assert pool.namespace(opaque()).lookup([bytes(16)]).blocks == 0
+        with pytest.raises(Refused, match="not the tenant"):
+            Operator.connect(Reach(there, tenant="nobody"), 5.0)
 
 
 # --- the feed ------------------------------------------------------------------------------------

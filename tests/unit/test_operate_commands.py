@@ -4,22 +4,24 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 import kvpool
+from kvpool import _core
 from kvpool.keys import prefix_keys
 from kvpool.manifest import Manifest
 from kvpool.observe import report
 from kvpool.operate import change_cli, prefixes, show, tables
+from kvpool.operate.client import Space
 from kvpool.operate.feed import Sample
+from kvpool.tenants.tenant import Tenant
 from tests import reports
-from tests.operated import command, controlled, json_of
-from tests.pools import ROOT, opaque
+from tests.operated import ControlServer, command, controlled, json_of, observing, tenant_of
+from tests.pools import ROOT, opaque, opened
 from tests.served import served
 
 CHAT = Manifest(model="llama-3-8b", name="chat", layers=2, kv_heads=1, head_dim=8, block_tokens=4)
@@ -164,31 +166,20 @@ def test_a_token_file_that_is_none_is_refused_without_its_content(
 
 
 def test_a_namespace_by_name_id_or_first_digits() -> None:
-    both = [CHAT, CHAT_FP8]
-    assert prefixes.manifest_of("chat", both) is CHAT
-    assert prefixes.manifest_of(CHAT_FP8.namespace_id.hex(), both) is CHAT_FP8
-    assert prefixes.manifest_of(CHAT_FP8.namespace_id.hex()[:8], both) is CHAT_FP8
-    with pytest.raises(kvpool.BadArgument, match="it has: chat, chat-fp8"):
-        prefixes.manifest_of("cat", both)
-    with pytest.raises(kvpool.BadArgument, match="none was opened"):
-        prefixes.manifest_of("cat", [])
+    chat, fp8 = Space("default", CHAT), Space("default", CHAT_FP8)
+    both = [chat, fp8]
+    assert prefixes.space_of("chat", both) is chat
+    assert prefixes.space_of(CHAT_FP8.namespace_id.hex(), both) is fp8
+    assert prefixes.space_of(CHAT_FP8.namespace_id.hex()[:8], both) is fp8
+    with pytest.raises(kvpool.BadArgument, match="there are: chat, chat-fp8"):
+        prefixes.space_of("cat", both)
+    with pytest.raises(kvpool.BadArgument, match="none since the daemon began"):
+        prefixes.space_of("cat", [])
+    with pytest.raises(kvpool.BadArgument, match="of acme: name a --tenant"):
+        prefixes.space_of("chat", [chat, Space("acme", CHAT)])
 
 
 # --- explain -------------------------------------------------------------------------------------
-
-
-def explaining(state: dict[str, list[dict[str, Any]]]) -> dict[str, Callable[..., Any]]:
-    """A daemon that has both namespaces, and these entries about each."""
-
-    def explain(asked: dict[str, Any]) -> dict[str, Any]:
-        count = len(asked["keys"]) // 16
-        entries = state.get(asked["namespace"], [])
-        return {"explained": (entries + [{"tiers": 0}] * count)[:count], "elsewhere": []}
-
-    return {
-        "explain": explain,
-        "manifests": lambda _: {"manifests": [CHAT.pack(), CHAT_FP8.pack()]},
-    }
 
 
 @pytest.fixture
@@ -198,65 +189,118 @@ def tokens(tmp_path: Path) -> Path:
     return path
 
 
-def test_explain_hashes_here_and_names_the_cause(tmp_path: Path, tokens: Path) -> None:
-    left = {"why": "evicted", "ago_s": 65.0, "heat": 0.03, "ssd": False}
-    entries = [{"tiers": 1, "heat": 2.5, "idle_s": 4.0}, {"tiers": 0, "gone": left}]
-    with controlled(tmp_path, **explaining({"chat": entries})) as server:
-        words = ("explain", "--namespace", "chat", "--tokens", tokens, "--address", server.address)
-        text, told = command(*words).stdout, json_of(*words)
-    assert "Block 2 of 3 was evicted from DRAM 65 s ago" in text
-    assert (told["cause"], told["first_missing"], told["leading"]) == ("evicted", 1, 1)
-    keys = prefix_keys(CHAT.namespace_id, TOKENS, 4).tobytes()
-    assert server.asked("explain")[0]["keys"] == keys
-    assert [each["key"] for each in told["explained"]] == [
-        keys[at : at + 16].hex() for at in (0, 16, 32)
-    ]
+@pytest.fixture
+def tenant() -> Iterator[Tenant]:
+    """With the namespaces chat and chat-fp8, and nothing in them."""
+    with opened("8MiB") as pool:
+        made = tenant_of("default", pool._node, [CHAT, CHAT_FP8])
+        yield made
+        made.pins.clear()
+
+
+@pytest.fixture
+def server(tmp_path: Path, tenant: Tenant) -> Iterator[ControlServer]:
+    with controlled(tmp_path, **observing(tenant)) as running:
+        yield running
+
+
+def keys_in(manifest: Manifest, tokens: Sequence[int] = TOKENS) -> list[bytes]:
+    return [bytes(key) for key in prefix_keys(manifest.namespace_id, tokens, 4)]
+
+
+def space_of(tenant: Tenant, at: int) -> _core.Space:
+    """For calls on blocks; the namespace that was opened as such a one."""
+    return _core.Space(tenant.opened(list(tenant.manifests().values())[at]))
+
+
+def stored(tenant: Tenant, at: int, keys: list[bytes]) -> None:
+    """Puts blocks of zeros into one of its namespaces."""
+    space = space_of(tenant, at)
+    codes = space.put_codes(keys, bytes(space.block_bytes * len(keys)), None, None, None, 5.0)
+    assert not any(codes)
+
+
+def test_explain_hashes_here_and_names_the_cause(
+    server: ControlServer, tenant: Tenant, tokens: Path
+) -> None:
+    keys = keys_in(CHAT)
+    stored(tenant, 0, keys)
+    space_of(tenant, 0).remove(keys[1:2])
+    words = ("explain", "--namespace", "chat", "--tokens", tokens, "--address", server.address)
+    text, told = command(*words).stdout, json_of(*words)
+    assert "Block 2 of 3 was removed " in text
+    assert "1 behind the missing one are here" in text
+    assert (told["cause"], told["first_missing"], told["leading"]) == ("removed", 1, 1)
+    assert [each["key"] for each in told["explained"]] == [key.hex() for key in keys]
+    assert told["tenant"] == "default"
+    assert 0 < told["coldest"] <= 1
+    assert server.asked("explain")[0]["keys"] == b"".join(keys)
     said = repr(server.requests)
-    assert not any(str(token) in said for token in TOKENS)
+    assert not any(f" {token}," in said or f"[{token}," in said for token in TOKENS)
 
 
-def test_explain_finds_the_tokens_in_another_namespace(tmp_path: Path, tokens: Path) -> None:
-    state = {"chat-fp8": [{"tiers": 1}] * 3}
-    with controlled(tmp_path, **explaining(state)) as server:
-        words = ("explain", "--namespace", "chat", "--tokens", tokens, "--address", server.address)
-        told = json_of(*words)
+def test_explain_of_what_is_there(server: ControlServer, tenant: Tenant, tokens: Path) -> None:
+    stored(tenant, 0, keys_in(CHAT))
+    words = ("explain", "--namespace", "chat", "--tokens", tokens, "--address", server.address)
+    told = json_of(*words)
+    assert (told["cause"], told["in_dram"]) == ("present", 3)
+    assert not server.asked("lookup")
+
+
+def test_explain_finds_the_tokens_in_another_namespace(
+    server: ControlServer, tenant: Tenant, tokens: Path
+) -> None:
+    stored(tenant, 1, keys_in(CHAT_FP8))
+    words = ("explain", "--namespace", "chat", "--tokens", tokens, "--address", server.address)
+    told = json_of(*words)
     assert told["cause"] == "other_namespace"
+    assert "dtype is 'bfloat16' here and 'float8_e4m3' there" in told["sentence"]
     assert told["elsewhere"][0]["present"] == 3
     assert set(told["elsewhere"][0]["differing"]) == {"dtype", "name", "block_bytes"}
-    assert server.asked("explain")[1]["keys"] == (
-        prefix_keys(CHAT_FP8.namespace_id, TOKENS, 4).tobytes()
-    )
 
 
-def test_explain_by_keys_asks_for_nothing_else(tmp_path: Path) -> None:
-    with controlled(tmp_path, **explaining({"chat": [{"tiers": 2}]})) as server:
-        words = ("--key", "0a" * 16, "--key", "0b" * 16, "--address", server.address)
-        told = json_of("explain", "--namespace", "chat", *words)
-    assert (told["cause"], told["on_ssd"]) == ("never_stored", 1)
-    assert server.asked("explain")[0]["keys"] == b"\x0a" * 16 + b"\x0b" * 16
-    assert len(server.asked("explain")) == 1
+def test_explain_by_keys_looks_nowhere_else(server: ControlServer, tenant: Tenant) -> None:
+    stored(tenant, 0, [b"\x0a" * 16])
+    words = ("--key", "0a" * 16, "--key", "0b" * 16, "--address", server.address)
+    told = json_of("explain", "--namespace", "chat", *words)
+    assert (told["cause"], told["in_dram"]) == ("never_stored", 1)
+    assert not server.asked("lookup")
 
 
-def test_explain_tells_of_another_tenant(tmp_path: Path) -> None:
-    def explain(asked: dict[str, Any]) -> dict[str, Any]:
-        there = {"tenant": "acme", "namespace": "chat", "differing": {}}
-        return {"explained": [{"tiers": 0}], "elsewhere": [there]}
+def test_explain_tells_of_another_tenant(tmp_path: Path, tenant: Tenant, tokens: Path) -> None:
+    with opened("8MiB") as pool:
+        acme = tenant_of("acme", pool._node, [CHAT])
+        stored(acme, 0, keys_in(CHAT))
+        with controlled(tmp_path, **observing(tenant, acme)) as server:
+            there = ("--tokens", tokens, "--address", server.address)
+            done = command("explain", "--namespace", "chat", *there, status=2)
+            assert "of acme: name a --tenant" in done.stderr
+            id = CHAT_FP8.namespace_id.hex()
+            told = json_of("explain", "--namespace", id, *there)
+            assert told["cause"] == "other_tenant"
+            assert "tenant 'acme' has 3 blocks" in told["sentence"]
+        with controlled(tmp_path, **observing(tenant, acme, is_admin=False)) as server:
+            words = ("--namespace", "chat", "--tokens", tokens, "--address", server.address)
+            told = json_of("explain", *words)
+    assert told["cause"] == "never_stored"
+    assert "acme" not in json.dumps(told)
 
-    operations = {**explaining({}), "explain": explain}
-    with controlled(tmp_path, **operations) as server:
-        words = ("--key", "0a" * 16, "--address", server.address)
-        told = json_of("explain", "--namespace", "chat", *words)
-    assert told["cause"] == "other_tenant"
-    assert "'acme'" in told["sentence"]
 
-
-def test_a_long_prefix_is_shown_around_what_is_missing(tmp_path: Path) -> None:
+def test_less_than_a_block_is_told(server: ControlServer, tmp_path: Path) -> None:
     path = tmp_path / "tokens"
-    path.write_text(" ".join(map(str, range(4 * 500))))
-    state = {"chat": [{"tiers": 1}] * 300}
-    with controlled(tmp_path, **explaining(state)) as server:
-        words = ("--namespace", "chat", "--tokens", path, "--address", server.address)
-        text = command("explain", *words).stdout
+    path.write_text("1 2 3")
+    words = ("--namespace", "chat", "--tokens", path, "--address", server.address)
+    assert "shorter than one block" in command("explain", *words).stdout
+
+
+def test_a_long_prefix_is_shown_around_what_is_missing(
+    server: ControlServer, tenant: Tenant, tmp_path: Path
+) -> None:
+    path, tokens = tmp_path / "tokens", range(4 * 500)
+    path.write_text(" ".join(map(str, tokens)))
+    stored(tenant, 0, keys_in(CHAT, tokens)[:300])
+    words = ("--namespace", "chat", "--tokens", path, "--address", server.address)
+    text = command("explain", *words).stdout
     rows = [line.split()[0] for line in text.splitlines() if line[:1].isdigit()]
     assert rows[:4] == ["1", "2", "3", "4"]
     assert "301" in rows
@@ -270,27 +314,30 @@ def test_a_long_prefix_is_shown_around_what_is_missing(tmp_path: Path) -> None:
         (("--namespace", "chat"), "--tokens FILE, or --key HEX"),
         (("--namespace", "chat", "--key", "0a" * 16, "--tokens", "x"), "--tokens FILE, or --key"),
         (("--namespace", "chat", "--key", "xyz"), "32 hexadecimal digits"),
-        (("--namespace", "cat", "--key", "0a" * 16), "it has: chat, chat-fp8"),
+        (("--namespace", "cat", "--key", "0a" * 16), "there are: chat, chat-fp8"),
         (("--namespace", "chat", "--tokens", "absent"), "absent: cannot be read"),
     ],
 )
-def test_explain_asked_wrongly(tmp_path: Path, words: tuple[str, ...], complaint: str) -> None:
-    with controlled(tmp_path, **explaining({})) as server:
-        done = command("explain", *words, "--address", server.address, status=2)
+def test_explain_asked_wrongly(
+    server: ControlServer, words: tuple[str, ...], complaint: str
+) -> None:
+    done = command("explain", *words, "--address", server.address, status=2)
     assert complaint in done.stderr
 
 
 # --- changes -------------------------------------------------------------------------------------
 
 
-def test_drop_asks_first(tmp_path: Path) -> None:
-    with controlled(tmp_path, drop_named=lambda _: {"blocks": 1234}) as server:
-        words = ("drop", "chat", "--address", server.address)
-        assert "say --yes" in command(*words, status=2).stderr
-        assert not server.requests
-        assert command(*words, "--yes").stdout == "dropped 1,234 blocks of chat\n"
-        assert json_of(*words, "-y") == {"namespace": "chat", "blocks": 1234}
-    assert server.asked("drop_named")[0]["namespace"] == "chat"
+def test_drop_asks_first(server: ControlServer, tenant: Tenant) -> None:
+    stored(tenant, 0, keys_in(CHAT))
+    words = ("drop", "chat", "--address", server.address)
+    assert "say --yes" in command(*words, status=2).stderr
+    assert not server.requests
+    assert command(*words, "--yes").stdout == "dropped 3 blocks of chat\n"
+    assert json_of(*words, "-y") == {"namespace": "chat", "blocks": 0}
+    assert "no namespace 'cat'" in (
+        command("drop", "cat", "-y", "--address", server.address, status=2).stderr
+    )
 
 
 def test_resize_of_a_real_daemon(tmp_path: Path) -> None:
@@ -343,47 +390,46 @@ def test_resize_asked_wrongly(words: tuple[str, ...], complaint: str) -> None:
     assert complaint in command("resize", *words, status=2).stderr
 
 
-def test_pin_unpin_and_pins(tmp_path: Path, tokens: Path) -> None:
-    known: list[dict[str, Any]] = []
-
-    def pin(asked: dict[str, Any]) -> dict[str, Any]:
-        blocks = len(asked["keys"]) // 16
-        known.append({"name": asked["name"], "namespace": asked["namespace"], "blocks": blocks})
-        return {"held": blocks}
-
-    operations = {
-        **explaining({}),
-        "pin": pin,
-        "unpin": lambda asked: {"blocks": 3},
-        "pins": lambda _: {"pins": known},
+def test_pin_unpin_and_pins(server: ControlServer, tenant: Tenant, tokens: Path) -> None:
+    stored(tenant, 0, keys_in(CHAT))
+    there = ("--address", server.address)
+    assert command("pins", *there).stdout == "nothing is pinned\n"
+    words = ("pin", "system", "--namespace", "chat", "--tokens", tokens)
+    assert command(*words, *there).stdout == "system: 3 of 3 blocks are pinned\n"
+    assert json_of(*words, *there) == {"name": "system", "asked": 3, "blocks": 3}
+    (only,) = json_of("pins", *there)
+    size = 3 * space_of(tenant, 0).block_bytes
+    assert only == {
+        "tenant": "default",
+        "name": "system",
+        "namespace": "chat",
+        "asked": 3,
+        "blocks": 3,
+        "bytes": size,
     }
-    with controlled(tmp_path, **operations) as server:
-        there = ("--address", server.address)
-        assert command("pins", *there).stdout == "nothing is pinned\n"
-        words = ("pin", "system", "--namespace", "chat", "--tokens", tokens)
-        assert command(*words, *there).stdout == "system: 3 of 3 blocks are pinned\n"
-        assert json_of(*words, *there) == {"name": "system", "asked": 3, "held": 3}
-        (first, _) = json_of("pins", *there)
-        assert (first["name"], first["blocks"]) == ("system", 3)
-        assert "system" in command("pins", *there).stdout
-        assert "no longer pinned" in command("unpin", "system", *there).stdout
-    keys = prefix_keys(CHAT.namespace_id, TOKENS, 4).tobytes()
-    assert server.asked("pin")[0]["keys"] == keys
+    assert "system" in command("pins", *there).stdout
+    assert command("unpin", "system", *there).stdout == "system: 3 blocks are no longer pinned\n"
+    assert json_of("pins", *there) == []
+    assert "nothing is pinned as 'system'" in command("unpin", "system", *there, status=2).stderr
 
 
-def test_a_pin_of_what_is_not_there_fails(tmp_path: Path, tokens: Path) -> None:
-    with controlled(tmp_path, **explaining({}), pin=lambda _: {"held": 1}) as server:
-        words = ("pin", "x", "--namespace", "chat", "--tokens", tokens)
-        done = command(*words, "--address", server.address, status=1)
+def test_a_pin_of_what_is_not_there_fails(
+    server: ControlServer, tenant: Tenant, tokens: Path
+) -> None:
+    stored(tenant, 0, keys_in(CHAT)[:1])
+    words = ("pin", "x", "--namespace", "chat", "--tokens", tokens)
+    done = command(*words, "--address", server.address, status=1)
+    assert "1 of 3 blocks are pinned" in done.stdout
     assert "2 blocks are not present" in done.stderr
 
 
-def test_reload_says_what_changed(tmp_path: Path) -> None:
-    answer = {"changed": ["pool.dram"], "needs_restart": ["server.listen"]}
-    with controlled(tmp_path, reload=lambda _: answer) as server:
-        text = command("reload", "--address", server.address).stdout
-        assert json_of("reload", "--address", server.address) == answer
-    assert text == "changed: pool.dram\nneeds restart: server.listen\n"
+def test_reload_says_what_waits_for_a_restart(tmp_path: Path) -> None:
+    answers = iter([["server.listen"], [], ["server.listen"]])
+    with controlled(tmp_path, reload=lambda _: {"needs_restart": next(answers)}) as server:
+        words = ("reload", "--address", server.address)
+        assert command(*words).stdout == "read again\nneeds a restart: server.listen\n"
+        assert command(*words).stdout == "read again\n"
+        assert json_of(*words) == {"needs_restart": ["server.listen"]}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ LIMITS = Limits(0, 0, 0, 1, 0, 0, 0)
 
 
 def tenant(name: str, uids: set[int] | None = None, token: str | None = None) -> TenantPlan:
-    return TenantPlan(name, None if uids is None else frozenset(uids), token, LIMITS, {}, {})
+    return TenantPlan(name, None if uids is None else frozenset(uids), token, None, LIMITS, {}, {})
 
 
 def identities(
