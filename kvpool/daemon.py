@@ -40,6 +40,7 @@ from kvpool.serve_observe import Observer
 from kvpool.serve_plan import Plan
 from kvpool.serve_reload import Reload, Replan
 from kvpool.tenants.identity import Claim, Identities, Identity
+from kvpool.tenants.plans import TenantPlan
 from kvpool.tenants.sharing import Sharing
 from kvpool.tenants.tenant import Client, Peer, Tenant
 from kvpool.wire_proof import Exchange, Verifier
@@ -78,8 +79,8 @@ class Daemon:
         self.version = version
         self.started = time.time()
         self.refusals = Refusals()
-        self.identities = Identities(plan.tenants, plan.admin, os.geteuid())
         self._listeners = listeners
+        self.identities = self.identities_of(plan.tenants, plan)
         self._boot = secrets.token_bytes(16)  # tells one life of the daemon from the next
         self.clients = Clients(plan.clients_max, plan.server["max_sources"], tenants)
         self._handshakes = Handshakes()
@@ -105,6 +106,13 @@ class Daemon:
         """Of what belongs to no tenant: connections, requests, and HTTP."""
         http = {} if self.web is None else self.web.refused
         return {**self.refused, **http}
+
+    def identities_of(self, tenants: Mapping[str, TenantPlan], told: Plan) -> Identities:
+        """Who is who among `tenants`, by another plan too: one that is safe for the sockets that it
+        names may not be for those that are listened on until a restart."""
+        has_tenants = bool(self.plan.config.tenants or told.config.tenants)
+        needs_token = has_tenants or self._listeners.is_reachable
+        return Identities(tenants, told.admin, os.geteuid(), needs_token=needs_token)
 
     @property
     def budget_bytes(self) -> int:

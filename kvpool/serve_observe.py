@@ -34,7 +34,7 @@ KEYS_MAX = 32_768  # of one request: 512 KiB, half a control message
 EXPLAINED_MAX = 256  # blocks that one answer describes, around the first missing one
 HOTTEST_MAX = 1000
 HOTTEST = 20
-MANIFESTS_BYTES_MAX = 900 << 10  # of one answer, which is of a MiB at most
+ANSWER_BYTES_MAX = 900 << 10  # of one answer, which is of a MiB at most
 ID_DIGITS_MIN = 6  # of an id that is cut short
 
 
@@ -97,7 +97,9 @@ class Observer:
     # --- requests --------------------------------------------------------------------------------
 
     def _report(self, request: Map, caller: Client) -> Map:
-        return {"report": report.as_json(self.report(self._scope(request, caller)))}
+        """Of each tenant the busiest namespaces and clients, as many as one answer can hold."""
+        told = self.report(self._scope(request, caller))
+        return {"report": report.as_json_within(told, ANSWER_BYTES_MAX)}
 
     def _hottest(self, request: Map, caller: Client) -> Map:
         count = config.check_count("count", request.get("count", HOTTEST), 1, HOTTEST_MAX)
@@ -115,7 +117,7 @@ class Observer:
             for number, manifest in reversed(tenant.manifests().items()):
                 packed = manifest.pack()
                 held += len(packed) + len(tenant.name) + 64
-                if held > MANIFESTS_BYTES_MAX:
+                if held > ANSWER_BYTES_MAX:
                     left_out += 1
                 else:
                     found.append({"tenant": tenant.name, "number": number, "manifest": packed})

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,6 @@ from kvpool import wire
 from kvpool.errors import BadArgument, KvpoolError
 from kvpool.serve_log import open_log
 from kvpool.serve_plan import Plan, needs_restart
-from kvpool.tenants.identity import Identities
 from kvpool.tenants.plans import TenantPlan
 from kvpool.tenants.tenant import Client, Tenant
 
@@ -72,7 +70,7 @@ class Reload:
                 raise BadArgument(f"the tenants have {least} bytes for certain, which is more")
         left_out = needs_restart(old.config, new.config)
         tenants = {name: _next(name, old, new) for name in old.tenants}
-        daemon.identities = Identities(tenants, new.admin, os.geteuid())
+        daemon.identities = daemon.identities_of(tenants, new)
         daemon.clients.clients_max = new.clients_max
         for name in names:
             pin_bytes = old.tenants[name].limits.pin_bytes

@@ -170,6 +170,27 @@ def as_json(report: Report) -> bytes:
     return msgspec.json.encode(report)
 
 
+def as_json_within(report: Report, bytes_max: int) -> bytes:
+    """As as_json(), of ever fewer namespaces and clients until it fits: those in front stay.
+
+    The totals of the tenants are of all of them all the same. What clients name has no bound that
+    an answer could rely on.
+    """
+    kept = max((len(each.namespaces) + len(each.clients) for each in report.tenants), default=0)
+    while len(data := as_json(report)) > bytes_max and kept:
+        kept = kept * 3 // 4
+        report = msgspec.structs.replace(
+            report, tenants=[_cut(each, kept) for each in report.tenants]
+        )
+    return data
+
+
+def _cut(tenant: Tenant, kept: int) -> Tenant:
+    return msgspec.structs.replace(
+        tenant, namespaces=tenant.namespaces[:kept], clients=tenant.clients[:kept]
+    )
+
+
 def from_json(data: bytes) -> Report:
     """Raises msgspec.DecodeError, msgspec.ValidationError."""
     return msgspec.json.decode(data, type=Report)

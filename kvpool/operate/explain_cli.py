@@ -116,11 +116,11 @@ def _show(space: Space, found: Verdict, blocks: Sequence[Known], keys: bytes) ->
 
     from kvpool.operate import show
 
-    parts = [Text(found.sentence, style="bold")]
+    parts = [Text(show.clean(found.sentence), style="bold")]
     if found.advice:
-        parts.append(Text(found.advice))
+        parts.append(Text(show.clean(found.advice)))
     counts = (
-        f"namespace {space.label}: {found.leading:,} of {found.blocks:,} blocks"
+        f"namespace {show.clean(space.label)}: {found.leading:,} of {found.blocks:,} blocks"
         f" in a row ({found.in_dram:,} in DRAM, {found.on_ssd:,} on SSD)"
     )
     if found.behind:

@@ -77,8 +77,11 @@ def told_plainly() -> Iterator[None]:
 
 
 def tell(line: str) -> None:
-    """To stderr."""
-    print(f"kvpool: {line}", file=sys.stderr)
+    """To stderr. Of what a daemon or a file gave nothing is taken for a control sequence."""
+    shown = (
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in line
+    )
+    print(f"kvpool: {''.join(shown)}", file=sys.stderr)
 
 
 def fail(reason: str, *, status: int = 1) -> NoReturn:

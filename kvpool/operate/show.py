@@ -1,16 +1,33 @@
-"""How figures look on a terminal: sizes, times, shares, bars and tables. Pure."""
+"""How figures look on a terminal: sizes, times, shares, bars and tables. Pure.
+
+Promises:  what clients call themselves, their namespaces and tenants' files is text and no more: in
+           a table it neither is markup nor reaches the terminal as a control sequence.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from kvpool.config import format_size as size
 
-__all__ = ["bar", "console", "count", "duration", "percent", "rate", "size", "sparkline", "table"]
+__all__ = [
+    "bar",
+    "clean",
+    "console",
+    "count",
+    "duration",
+    "percent",
+    "rate",
+    "size",
+    "sparkline",
+    "table",
+]
 
 PIPE_WIDTH = 120  # columns of a table that does not go to a terminal
 _SPARKS = "▁▂▃▄▅▆▇█"
@@ -65,9 +82,24 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
     return "".join(drawn).rjust(width)
 
 
+def clean(text: str) -> str:
+    """With what would move a cursor, change colours or turn the direction of writing as digits."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+class _PlainTable(Table):
+    """Cells that are str are shown as they are, which rich's own read as markup."""
+
+    def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
+        plain = (Text(clean(each)) if isinstance(each, str) else each for each in cells)
+        super().add_row(*plain, **options)
+
+
 def table(title: str, *columns: str, left: Iterable[str] = ()) -> Table:
     """The first column and those named in `left` are text; the others are numbers."""
-    made = Table(
+    made = _PlainTable(
         title=title or None,
         title_justify="left",
         title_style="bold",

@@ -18,7 +18,7 @@ from rich.text import Text
 from kvpool.observe.report import Client, Dram, Report, Ssd, Tenant, total
 from kvpool.operate.client import Hot
 from kvpool.operate.feed import Flow, Lost, Sample, flow
-from kvpool.operate.show import bar, count, duration, percent, rate, size, sparkline, table
+from kvpool.operate.show import bar, clean, count, duration, percent, rate, size, sparkline, table
 
 WIDTH_MIN, HEIGHT_MIN = 60, 16
 HISTORY_MAX = 600
@@ -106,7 +106,7 @@ class Top:
     def _lines(self, width: int, height: int) -> Iterator[RenderableType]:
         yield self._head()
         if self._lost is not None:
-            yield Text(" ".join(self._lost.reason.split()), style="bold red")
+            yield Text(clean(" ".join(self._lost.reason.split())), style="bold red")
         if self.is_helping:
             yield from (Text(line) for line in ("", *HELP))
             return

@@ -2,7 +2,7 @@
 
 A peer on the unix socket is the user that the kernel names; a peer that has proved a token is who
 has that token; a peer over TCP that has proved nothing is nobody, unless the node has no token for
-anybody and one tenant.
+anybody and one tenant, and its plan says that this is meant.
 
 Promises:  1. the answer is one tenant or a refusal; nobody becomes another tenant by naming it;
            2. an unknown tenant and a wrong token are refused with the same words, after the same
@@ -46,14 +46,24 @@ class Identity:
 class Identities:
     """The tenants and administrators of one configuration."""
 
-    def __init__(self, tenants: Mapping[str, TenantPlan], admin: AdminPlan, own_uid: int) -> None:
+    def __init__(
+        self,
+        tenants: Mapping[str, TenantPlan],
+        admin: AdminPlan,
+        own_uid: int,
+        *,
+        needs_token: bool = False,
+    ) -> None:
+        """needs_token: over TCP in any case, though there may be none that anybody has (any more):
+        where others than those of this machine can connect, or there were tenants."""
         self._tenants = tenants
         self._admin = admin
         self._admin_uids = {ROOT_UID, own_uid} if admin.same_uid else {ROOT_UID}
         self._by_uid = {uid: each.name for each in tenants.values() for uid in each.uids or ()}
         # Of a node without tenants everybody is the only one that there is.
         self._only = next(iter(tenants)) if len(tenants) == 1 else None
-        self._has_tokens = admin.token is not None or any(each.token for each in tenants.values())
+        has_tokens = admin.token is not None or any(each.token for each in tenants.values())
+        self._needs_token = needs_token or has_tokens
 
     def of(self, claim: Claim) -> Identity:
         """Raises RefusedByPeer, as what the peer is to be told."""
@@ -62,7 +72,7 @@ class Identities:
             return self._proved(claim, claim.exchange, is_admin)
         if claim.uid is not None:
             return self._user(claim.uid, claim.tenant, is_admin)
-        if self._has_tokens or self._only is None:
+        if self._needs_token or self._only is None:
             raise wire.RefusedByPeer("token", _NO_TOKEN, "no_token")
         if claim.tenant not in ("", self._only):
             raise wire.RefusedByPeer("token", _WRONG, "bad_token")

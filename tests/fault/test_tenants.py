@@ -245,6 +245,35 @@ def test_reconnects_prove_again_and_with_the_token_of_the_time(tmp_path: Path) -
             assert blocks.get(NUMBERS) == len(NUMBERS)
 
 
+def test_a_tenant_that_went_is_closed_over_tcp_though_no_token_is_left(tmp_path: Path) -> None:
+    with daemon_of(tmp_path, {"a": ""}, '[pool]\ndram = "64MiB"') as daemon:
+        with connect(daemon, "a", "tcp") as pool:
+            Blocks(pool).put_all(NUMBERS)
+        (tmp_path / "kvpool.toml").write_text(
+            '[pool]\ndram = "64MiB"\n[tenants.b]\nuids = [1]\n'
+            f'token_file = "{tmp_path / "admin"}"\n'
+        )
+        daemon.signal(signal.SIGHUP)
+        wait_for(lambda: "configuration reloaded" in daemon.log(), what="the reload")
+        for options in ({}, {"tenant": "a"}):
+            with pytest.raises(Refused, match="needs a token"):
+                daemon.connect("tcp", **options)
+
+
+def test_without_its_token_a_node_beyond_this_machine_lets_nobody_in(tmp_path: Path) -> None:
+    """Until a restart it listens where it did, whatever a new file says about that."""
+    (tmp_path / "token").write_text(TOKENS["a"])
+    far = f'[server]\nlisten = "0.0.0.0:0"\ntoken_file = "{tmp_path / "token"}"\n'
+    (tmp_path / "kvpool.toml").write_text(far)
+    with served(tmp_path, config=str(tmp_path / "kvpool.toml"), tcp=False) as daemon:
+        (tmp_path / "kvpool.toml").write_text('[server]\nlisten = "127.0.0.1:0"\n')
+        daemon.signal(signal.SIGHUP)
+        wait_for(lambda: "configuration reloaded" in daemon.log(), what="the reload")
+        port = daemon.tcp_address.rpartition(":")[2]
+        with pytest.raises(Refused, match="needs a token"):
+            kvpool.connect(f"tcp://127.0.0.1:{port}", timeout=5)
+
+
 def test_many_waits_over_tcp_each_on_a_signed_connection(tmp_path: Path) -> None:
     """Made at the same time, so that they come in any order."""
     from concurrent.futures import ThreadPoolExecutor

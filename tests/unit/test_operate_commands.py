@@ -69,6 +69,24 @@ def test_tables_of_several_tenants_have_their_names(has_ssd: bool) -> None:
     assert (" SSD  " in text.split("hit rates")[0]) == has_ssd
 
 
+def test_names_are_text_whatever_they_hold() -> None:
+    """Neither markup, which could be faulty as well, nor a sequence that a terminal obeys."""
+    names = "[/bold]", "[red]calm[/red]", "a\x1b]0;title\x07b\nc", "\u202eright"
+    for name in names:
+        told = reports.example(tenants=(name,))
+        tenant = told.tenants[0]
+        client = msgspec.structs.replace(tenant.clients[0], name=name, peer=name)
+        tenant = msgspec.structs.replace(tenant, clients=[client])
+        told = msgspec.structs.replace(told, tenants=[tenant])
+        out = show.Console(width=240, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+        for part in tables.tables(Sample(told, "here")):
+            out.print(part)
+        text = out.export_text()
+        assert text.count(show.clean(name)) > 5, text
+        assert not set("\x1b\x07\u202e") & set(text)
+    assert show.clean("a\x1b[0m\n") == "a\\x1b[0m\\n"
+
+
 def test_rates_are_of_the_time_between() -> None:
     before = reports.example()
     after = reports.example(tenants=("default",))

@@ -56,6 +56,20 @@ def test_a_total_is_the_sum() -> None:
     assert report.total([]) == report.Traffic()
 
 
+def test_what_must_fit_keeps_its_totals_and_what_is_in_front() -> None:
+    whole = reports.example(tenants=("a", "b"))
+    spaces = [reports.namespace(number % 200, name="n" * 200) for number in range(500)]
+    wide = msgspec.structs.replace(whole.tenants[0], namespaces=spaces)
+    told = msgspec.structs.replace(whole, tenants=[wide, whole.tenants[1]])
+    data = report.as_json_within(told, 100_000)
+    assert 50_000 < len(data) <= 100_000
+    cut = report.from_json(data)
+    assert cut.tenants[0].namespaces == spaces[: len(cut.tenants[0].namespaces)]
+    assert cut.tenants[0].traffic == wide.traffic
+    assert cut.tenants[1] == whole.tenants[1]
+    assert report.as_json_within(whole, 100_000) == report.as_json(whole)
+
+
 def test_json_comes_back_as_it_was() -> None:
     whole = reports.example(tenants=("a", "b"), has_ssd=False)
     assert report.from_json(report.as_json(whole)) == whole

@@ -100,6 +100,16 @@ def test_who_is_who(
     assert of(known, claim) == expected
 
 
+def test_without_any_token_tcp_may_be_closed_all_the_same() -> None:
+    """As after a reload: the only tenant has lost its token, or the sockets are still far ones."""
+    gone = {"a": tenant("a", set())}
+    known = Identities(gone, AdminPlan(None, True), OWN_UID, needs_token=True)
+    assert of(known, Claim(None)) == "no_token"
+    assert of(known, Claim(None, "a")) == "no_token"
+    assert of(known, by_token("any")) == "bad_token"
+    assert of(known, Claim(1001)) == "unknown_uid"
+
+
 def test_root_alone_where_the_daemon_s_user_is_nobody_special() -> None:
     known = identities(tenant("a", {1001}), same_uid=False)
     assert of(known, Claim(OWN_UID)) == "unknown_uid"
