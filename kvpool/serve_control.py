@@ -165,8 +165,8 @@ class Requests:
         return {"number": number, "block_bytes": manifest.block_bytes}
 
     def _drop(self, request: Map, caller: Client) -> Map:
-        node = self.tenant_of(request, caller).node
-        return {"blocks": node.drop(_count(request, "number", _NUMBER_MAX))}
+        tenant = self.tenant_of(request, caller)
+        return {"blocks": tenant.drop(_count(request, "number", _NUMBER_MAX))}
 
     def _temperature(self, request: Map, caller: Client) -> Map:
         number, key = _count(request, "number", _NUMBER_MAX), _bytes(request, "key", KEY_BYTES)

@@ -180,7 +180,7 @@ class Observer:
 
     def _drop_named(self, request: Map, caller: Client) -> Map:
         tenant, number, manifest = self._named(request, caller)
-        return {"blocks": tenant.node.drop(number), "namespace": label_of(manifest)}
+        return {"blocks": tenant.drop(number), "namespace": label_of(manifest)}
 
     # --- whom and what a request means -----------------------------------------------------------
 

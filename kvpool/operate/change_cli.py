@@ -51,7 +51,7 @@ def resize(
         str | None, typer.Option(metavar="SIZE", help="Payload memory, such as 8GiB.")
     ] = None,
     max_blocks: Annotated[
-        int | None, typer.Option(min=0, help="Limit of blocks in DRAM (0: no limit).")
+        int | None, typer.Option(min=0, max=1 << 62, help="Limit of blocks in DRAM (0: no limit).")
     ] = None,
     ssd_capacity: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Bytes of the SSD tier's files together.")
@@ -151,11 +151,11 @@ def reload(
     if as_json:
         options.print_json(told)
         return
-    for what in ("changed", "needs_restart"):
+    for what in ("changed", "needs_restart", "refused"):
         if told.get(what):
             print(f"{what.replace('_', ' ')}: {', '.join(map(str, told[what]))}")
     if not any(told.values()):
-        print("read again; nothing has changed")
+        print("read again; no option has changed")
 
 
 def pin(

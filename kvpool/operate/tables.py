@@ -160,7 +160,7 @@ def tenants(report: Report) -> Table:
 
 
 def _limit(name: str, value: int) -> str:
-    if name.endswith("_rate"):
+    if name.endswith("_per_s"):
         return f"{size(value)}/s" if value else "none"
     return size(value) if name.startswith(("dram", "ssd")) else f"{value:,}"
 

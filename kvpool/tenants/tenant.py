@@ -146,6 +146,12 @@ class Tenant:
         assert manifest.block_bytes is not None  # computed by the manifest
         return self.node.open_space(self.space_id(manifest), manifest.block_bytes)
 
+    def drop(self, number: int) -> int:
+        """Every block of a namespace, pinned ones too; how many. Raises KvpoolError."""
+        blocks = self.node.drop(number)
+        self.pins.forget(number)
+        return blocks
+
     def stats(self) -> dict[str, Any]:
         """Of this tenant as it may know itself."""
         limits = self.limits

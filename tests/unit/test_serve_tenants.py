@@ -9,7 +9,7 @@ import pytest
 
 from kvpool import BadArgument, config, serve_config
 from kvpool.serve_options import Settings
-from kvpool.serve_plan import needs_restart, plan
+from kvpool.serve_plan import changed, needs_restart, plan
 from kvpool.serve_toml import lines_of
 from tests.tenants import configuration, planned
 
@@ -358,7 +358,13 @@ def test_what_a_reload_cannot_change_is_named(tmp_path: Path) -> None:
         "[tenants.b]",
         "[tenants.c]",
     ]
-    assert needs_restart(old.config, old.config) == []
+    assert changed(old.config, new.config) == [
+        "[pool] dram",
+        "[pool] max_blocks",
+        "[log] level",
+        "[tenants.a] uids",
+    ]
+    assert needs_restart(old.config, old.config) == changed(old.config, old.config) == []
 
 
 def test_a_plan_says_no_token(tmp_path: Path) -> None:
