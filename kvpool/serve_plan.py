@@ -44,6 +44,7 @@ CONNECTIONS_MAX = 65_536
 LANES_MAX = 16
 STAGING_BYTES_MIN = 1 << 20
 STAGING_BYTES_MAX = 16 << 30
+HTTP_TOKEN_BYTES_MAX = 512  # as observe/http_access.py reads them
 DRAIN_S_MAX = 4.5  # within the 5 s that SIGTERM is given
 
 # What another file changes in a daemon that runs; everything else needs a restart.
@@ -301,6 +302,11 @@ def _check_http_tokens(
     for table, key, each in shown:
         if each is None:
             continue
+        if len(each) > HTTP_TOKEN_BYTES_MAX or not (each.isascii() and each.isprintable()):
+            raise BadArgument(
+                f"{checked.label(table, key)} holds what no header of HTTP can carry; use up to"
+                f" {HTTP_TOKEN_BYTES_MAX} letters, digits and signs of ASCII"
+            )
         if each in closed or each in seen:
             whose = closed.get(each, "another reader")
             raise BadArgument(

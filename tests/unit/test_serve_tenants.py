@@ -222,6 +222,14 @@ def test_http_beyond_this_machine_needs_a_token_or_a_word(tmp_path: Path) -> Non
     assert (guarded.token, guarded.is_loopback) == ("token token", False)
 
 
+@pytest.mark.parametrize("token", ["schl\u00fcssel", "x" * 513, "two\tparts"])
+def test_a_token_that_http_cannot_carry_is_refused(tmp_path: Path, token: str) -> None:
+    path = written(tmp_path, "")
+    (tmp_path / "token").write_text(token)
+    told = refusal(path, http="127.0.0.1:0", http_token_file=str(tmp_path / "token"))
+    assert "holds what no header of HTTP can carry" in told
+
+
 # --- shown ---------------------------------------------------------------------------------------
 
 
