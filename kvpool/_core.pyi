@@ -285,6 +285,15 @@ class Node:
         Releases the GIL; O(1) a key.
         """
 
+    def tiers(self, number: int, keys: object | None) -> bytes:
+        """
+        One byte per key, as `tiers` of explain(), also of those behind a missing one. Neither
+        counts nor heats. Releases the GIL.
+        """
+
+    def coldest_heat(self) -> float | None:
+        """Of the block in DRAM that would leave next; None where nothing can."""
+
     def hottest(self, count: int) -> list[dict[str, Any]]:
         """
         The ends of prefixes in use, hottest first, one dict each.

@@ -135,16 +135,16 @@ def _drawn(counted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _points(counted: Mapping[str, Any], dram_bytes: int, ssd_bytes: int) -> dict[str, Any]:
-    """now_bytes: DRAM and SSD together, since a hit in either is one."""
+    """By the size of DRAM; the SSD stays as it is behind it, and a hit in either is one."""
     found = curve.of_counts(counted)
-    now_bytes = dram_bytes + ssd_bytes
     ratio = (_POINTS_TO / _POINTS_FROM) ** (1 / (_POINTS - 1))
-    sizes = [now_bytes * _POINTS_FROM * ratio**i for i in range(_POINTS)]
-    doubt = found.doubt(now_bytes)
+    sizes = [dram_bytes * _POINTS_FROM * ratio**i for i in range(_POINTS)]
+    hits = curve.what_if(found, [size + ssd_bytes for size in sizes])
+    doubt = found.doubt(dram_bytes + ssd_bytes)
     return {
-        "points": [list(each) for each in zip(sizes, curve.what_if(found, sizes), strict=True)],
-        "now_bytes": now_bytes,
-        "now_hit": None if found.doubt() else found.hit_ratio(now_bytes),
+        "points": [list(each) for each in zip(sizes, hits, strict=True)],
+        "now_bytes": dram_bytes,
+        "now_hit": None if found.doubt() else found.hit_ratio(dram_bytes + ssd_bytes),
         "references": int(found.references),
         "error": None if found.doubt() else found.error(),
         "doubt": doubt,

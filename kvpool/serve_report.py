@@ -81,10 +81,10 @@ def _room_of(stats: Mapping[str, Any]) -> int:
 
     Then by the mean size of those that are there.
     """
-    most, blocks = stats["blocks_limit"], stats["blocks"]
+    room, most, blocks = (int(stats[name]) for name in ("bytes_limit", "blocks_limit", "blocks"))
     if not most or not blocks:
-        return int(stats["bytes_limit"])
-    return min(stats["bytes_limit"], max(1, most * stats["bytes_taken"] // blocks))
+        return room
+    return min(room, max(1, most * int(stats["bytes_taken"]) // blocks))
 
 
 def label_of(manifest: Manifest) -> str:

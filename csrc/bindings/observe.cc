@@ -228,9 +228,10 @@ void bind_observe(nb::module_& m) {
           "what it would go on from. why: evicted, not_worth, evicted_ssd, removed, dropped, lost\n"
           "or refused. Changes nothing. Raises BadArgument for a number that is no namespace's.\n"
           "Releases the GIL; O(1) a key.")
-      .def("tiers", &tiers, "number"_a, "keys"_a.none(),
-           "One byte per key, as `tiers` of explain(): of those behind a missing one, too. Neither\n"
-           "counts nor heats. Releases the GIL.")
+      .def(
+          "tiers", &tiers, "number"_a, "keys"_a.none(),
+          "One byte per key, as `tiers` of explain(), also of those behind a missing one. Neither\n"
+          "counts nor heats. Releases the GIL.")
       .def("coldest_heat", &coldest_heat,
            "Of the block in DRAM that would leave next; None where nothing can.")
       .def("hottest", &hottest, "count"_a,

@@ -10,21 +10,29 @@ void add(TrafficRow& row, std::uint32_t word, std::uint64_t more) {
   if (more != 0) row[word].fetch_add(more, std::memory_order_relaxed);
 }
 
+// False: another thread was first, for the namespace that is `said` then.
+bool claim(ClientTraffic& rows, std::uint32_t at, std::uint64_t name, std::uint64_t& said) {
+  if (!rows[at][TrafficRow::space].compare_exchange_strong(said, name, std::memory_order_relaxed))
+    return false;
+  rows.in_use.fetch_or(std::uint64_t{1} << at, std::memory_order_relaxed);
+  return true;
+}
+
 // The first kNamedRows namespaces that this client meets have a row each, as a rule the one that
 // is looked at first. What it reads in others is told, but not of which.
 TrafficRow& row_of(const ShmUse& use) {
-  auto& rows = use.client->page().traffic;
+  ClientTraffic& rows = use.client->page().traffic;
   const std::uint64_t name = std::uint64_t{use.number} + 1;
   for (std::uint32_t i = 0; use.number < kNamespacesMax && i < kNamedRows; ++i) {
-    TrafficRow& row = rows[(use.number + i) % kNamedRows];
-    std::uint64_t said = row[TrafficRow::space].load(std::memory_order_relaxed);
-    if (said == 0)
-      row[TrafficRow::space].compare_exchange_strong(said, name, std::memory_order_relaxed);
-    if (said == 0 || said == name) return row;
+    const std::uint32_t at = (use.number + i) % kNamedRows;
+    std::uint64_t said = rows[at][TrafficRow::space].load(std::memory_order_relaxed);
+    if (said == name) return rows[at];
+    if (said != 0) continue;
+    if (claim(rows, at, name, said) || said == name) return rows[at];
   }
-  TrafficRow& others = rows[kNamedRows];
-  others[TrafficRow::space].store(TrafficRow::kAnySpace, std::memory_order_relaxed);
-  return others;
+  std::uint64_t said = rows[kNamedRows][TrafficRow::space].load(std::memory_order_relaxed);
+  if (said == 0) claim(rows, kNamedRows, TrafficRow::kAnySpace, said);
+  return rows[kNamedRows];
 }
 
 void add_missed(TrafficRow& row, const Share& share) {

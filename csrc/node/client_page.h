@@ -54,8 +54,7 @@ struct Hazards {
   }
 };
 
-// What a client has asked of one namespace without asking the node, and what it found. Rows are
-// handed out by the client to namespaces as it meets them; the last one is for all others.
+// What a client has looked for in one namespace without asking the node, and what it found.
 struct alignas(64) TrafficRow {
   enum Word : std::uint32_t {
     space = 0,  // Namespace::number + 1; 0: nobody's
@@ -80,6 +79,17 @@ struct alignas(64) TrafficRow {
 static_assert(TrafficRow::missed + kMisses <= TrafficRow::kWords);
 inline constexpr std::uint32_t kTrafficRows = 64;
 
+// The client hands rows out to namespaces as it meets them; the last one is for all others.
+struct ClientTraffic {
+  // Bit i: row i is somebody's. So a client costs the node the lines that it uses.
+  alignas(64) std::atomic<std::uint64_t> in_use;
+  std::array<TrafficRow, kTrafficRows> rows;
+
+  TrafficRow& operator[](std::uint32_t at) { return rows[at]; }
+  const TrafficRow& operator[](std::uint32_t at) const { return rows[at]; }
+};
+static_assert(kTrafficRows == 64);
+
 // What the node does about a client that names more than it may: its own library keeps it within
 // `pin_bytes`, so it is broken or hostile, and all it names is kept from everybody.
 struct ClientLimit {
@@ -90,7 +100,7 @@ struct ClientLimit {
 
 struct ClientPage {
   Hazards hazards;
-  std::array<TrafficRow, kTrafficRows> traffic;
+  ClientTraffic traffic;
   TouchRing touches;
 };
 

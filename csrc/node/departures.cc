@@ -2,16 +2,15 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 
 #include "base/check.h"
 
 namespace kvpool {
 namespace {
 
-constexpr std::uint64_t kEntryBytes = 28;
+constexpr std::uint64_t kEntryBytes = 16, kEntriesPerSet = 4;
 constexpr std::uint64_t kShareInverse = 256;  // of the pool's memory
-constexpr std::uint64_t kEntriesMin = 1 << 10, kEntriesMost = 1 << 17;
+constexpr std::uint64_t kEntriesMin = 1 << 10, kEntriesMost = 1 << 18;
 
 }  // namespace
 
@@ -21,84 +20,49 @@ std::uint32_t Departures::entries_for(std::uint64_t pool_bytes) {
 }
 
 Departures::Departures(std::uint32_t entries_max, std::uint64_t salt)
-    : entries_max_(entries_max),
-      salt_(salt),
-      entries_(entries_max),
-      table_(std::size_t{2} * entries_max) {
-  KVP_CHECK(std::has_single_bit(entries_max));
-  table_.reach(table_.length_max());
+    : salt_(salt), sets_(entries_max / kEntriesPerSet) {
+  KVP_CHECK(std::has_single_bit(entries_max) && entries_max >= kEntriesPerSet);
+  sets_.reach(sets_.length_max());
 }
 
-// Names are spread well, but whoever puts blocks can choose them: not so that they crowd one place.
-std::uint64_t Departures::home(Fingerprint name) const {
-  return ((name ^ salt_) * 0x9e37'79b9'7f4a'7c15u >> 32) & (2 * std::uint64_t{entries_max_} - 1);
-}
-
-std::uint64_t Departures::find(Fingerprint name) const {
-  const std::uint64_t mask = 2 * std::uint64_t{entries_max_} - 1;
-  std::uint64_t at = home(name);
-  while (table_[at] != 0 && entries_[table_[at] - 1].name != name) at = (at + 1) & mask;
-  return at;
+// The set is the high half's, so the tag is the low half, with what that lacks of the high one.
+std::uint32_t Departures::tag_of(std::uint64_t hash) {
+  return static_cast<std::uint32_t>(hash ^ hash >> 50);
 }
 
 void Departures::note(Fingerprint name, const Departure& departure) {
   if (!origin_) origin_ = departure.when;
-  // Whoever had this place is the oldest, unless it has left again since and has a later one.
-  Entry& entry = entries_[next_];
-  if (entry.is_used) {
-    const std::uint64_t old = find(entry.name);
-    if (table_[old] == next_ + 1) {
-      take_out(old);
-      --size_;
+  const std::uint64_t hash = hashed(name);
+  const std::uint32_t tag = tag_of(hash);
+  auto& entries = sets_[set_of(hash)].entries;
+  Entry* oldest = &entries[0];
+  for (Entry& entry : entries) {
+    if (entry.why_plus_one == 0 || entry.tag == tag) {  // a set fills from the front
+      oldest = &entry;
+      break;
     }
+    if (entry.when < oldest->when) oldest = &entry;
   }
-  entry = {.name = name,
-           .when = static_cast<float>(departure.when - *origin_),
-           .heat = departure.heat,
-           .why = departure.why,
-           .was_on_ssd = departure.was_on_ssd,
-           .status = departure.status,
-           .is_used = true};
-  entries_.reach(next_ + 1);
-  const std::uint64_t at = find(name);
-  if (table_[at] == 0) ++size_;
-  table_[at] = next_ + 1;
-  next_ = (next_ + 1) % entries_max_;
+  *oldest = {.tag = tag,
+             .when = static_cast<float>(departure.when - *origin_),
+             .heat = departure.heat,
+             .why_plus_one = static_cast<std::uint8_t>(static_cast<int>(departure.why) + 1),
+             .was_on_ssd = departure.was_on_ssd,
+             .status = departure.status};
 }
 
 std::optional<Departure> Departures::look(Fingerprint name) const {
-  const std::uint64_t at = find(name);
-  if (table_[at] == 0) return std::nullopt;
-  const Entry& entry = entries_[table_[at] - 1];
-  return Departure{.why = entry.why,
-                   .was_on_ssd = entry.was_on_ssd,
-                   .status = entry.status,
-                   .heat = entry.heat,
-                   .when = static_cast<double>(entry.when) + *origin_};
-}
-
-// What was pushed past the emptied place moves back, so that no search ends too early.
-void Departures::take_out(std::uint64_t at) {
-  const std::uint64_t mask = 2 * std::uint64_t{entries_max_} - 1;
-  std::uint64_t hole = at;
-  for (std::uint64_t next = (at + 1) & mask; table_[next] != 0; next = (next + 1) & mask) {
-    const std::uint64_t from = home(entries_[table_[next] - 1].name);
-    if (((next - from) & mask) < ((next - hole) & mask)) continue;
-    table_[hole] = table_[next];
-    hole = next;
+  const std::uint64_t hash = hashed(name);
+  for (const Entry& entry : sets_[set_of(hash)].entries) {
+    if (entry.why_plus_one == 0) break;
+    if (entry.tag != tag_of(hash)) continue;
+    return Departure{.why = static_cast<Gone>(entry.why_plus_one - 1),
+                     .was_on_ssd = entry.was_on_ssd,
+                     .status = entry.status,
+                     .heat = entry.heat,
+                     .when = static_cast<double>(entry.when) + *origin_};
   }
-  table_[hole] = 0;
-}
-
-void Departures::check_invariants() const {
-  std::uint64_t found = 0;
-  for (std::uint64_t at = 0; at < table_.length_max(); ++at) {
-    if (table_[at] == 0) continue;
-    ++found;
-    const Entry& entry = entries_[table_[at] - 1];
-    KVP_CHECK(entry.is_used && find(entry.name) == at);
-  }
-  KVP_CHECK(found == size_ && size_ <= entries_max_);
+  return std::nullopt;
 }
 
 }  // namespace kvpool

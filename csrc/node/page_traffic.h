@@ -40,7 +40,9 @@ class PageTraffic {
   // visit(More) of each row that says more than it did.
   template <typename Visit>
   void take(const ClientPage& page, Visit visit) {
-    for (std::uint32_t row = 0; row < kTrafficRows; ++row) {
+    for (std::uint64_t left = page.traffic.in_use.load(std::memory_order_relaxed); left != 0;
+         left &= left - 1) {
+      const auto row = static_cast<std::uint32_t>(__builtin_ctzll(left));
       const std::uint64_t space =
           page.traffic[row][TrafficRow::space].load(std::memory_order_relaxed);
       if (space == 0) continue;

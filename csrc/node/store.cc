@@ -20,6 +20,10 @@ constexpr std::uint64_t kPoolBytesMax = 1ull << 46;
 std::uint32_t units_of(std::uint64_t bytes) {
   return static_cast<std::uint32_t>((bytes + kUnitBytes - 1) / kUnitBytes);
 }
+// What a block takes of the pool; no more than 32 bits hold, with its length.
+std::uint32_t slot_bytes(const Namespace& space) {
+  return static_cast<std::uint32_t>(SlabPool::slot_bytes(space.block_bytes));
+}
 std::uint64_t bytes_max_of(const StoreOptions& options) {
   return units_of(std::max(options.bytes_max, options.bytes_limit)) * kUnitBytes;
 }
@@ -203,7 +207,8 @@ Store::Committed Store::commit(BlockId record, const Hash128& sum, BlockId paren
   const bool known = parent != kNoBlock && private_[parent].state == State::resident;
   const bool is_remembered = enter_dram_order(record, known ? parent : kNoBlock, now);
   if (ssd_) has_come(record, known ? parent : kNoBlock, is_remembered, now);
-  reuse_.add(reuse_of(record, *space), now);
+  reuse_.add(space->number, ReuseBook::name_of(fields.incarnation, fields.key), slot_bytes(*space),
+             now);
   return Committed::stored;
 }
 
@@ -284,14 +289,18 @@ void Store::unpin(BlockId record) {
 }
 
 void Store::touch(BlockId record, Seconds now) {
-  if (const Namespace* space = namespaces_.of(index_->fields(record).incarnation))
-    reuse_.add(reuse_of(record, *space), now);
+  const IndexWriter::Fields fields = index_->fields(record);
+  if (const Namespace* space = namespaces_.of(fields.incarnation))
+    reuse_.add(space->number, ReuseBook::name_of(fields.incarnation, fields.key),
+               slot_bytes(*space), now);
   use(record, now);
 }
 
 void Store::refresh(BlockId record, Seconds now) {
-  if (const Namespace* space = namespaces_.of(index_->fields(record).incarnation))
-    reuse_.refresh(reuse_of(record, *space), now);
+  const IndexWriter::Fields fields = index_->fields(record);
+  if (const Namespace* space = namespaces_.of(fields.incarnation))
+    reuse_.refresh(space->number, ReuseBook::name_of(fields.incarnation, fields.key),
+                   slot_bytes(*space), now);
   use(record, now);
 }
 
@@ -377,7 +386,6 @@ void Store::check_invariants() const {
   slabs_.check_invariants();
   index_->check_invariants();
   policy_->check_invariants();
-  departures_.check_invariants();
   reuse_.check_invariants();
   if (ssd_) check_ssd_invariants();
 }

@@ -342,9 +342,8 @@ class Store {
   bool empty_slab(SlabId slab, const std::vector<std::uint32_t>& owners);
   bool sweep_some(Seconds now);
   void retire(BlockId record, Gone why, Seconds now);
-  void note_gone(BlockId record, Gone why, Seconds now);
+  void note_gone(BlockId record, const IndexWriter::Fields& fields, Gone why, Seconds now);
   void use(BlockId record, Seconds now);
-  ReuseBook::Use reuse_of(BlockId record, const Namespace& space) const;
   void fit_reach();
   void release_slots(BlockId record);
   void vacate(std::uint64_t offset);

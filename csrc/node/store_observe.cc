@@ -18,27 +18,19 @@ void Store::fit_reach() {
   reuse_.set_reach(bytes_limit() * kReachOfDram + ssd_bytes * kReachOfSsd);
 }
 
-// A block counts as what it takes of the pool: its slot.
-ReuseBook::Use Store::reuse_of(BlockId record, const Namespace& space) const {
-  const IndexWriter::Fields fields = index_->fields(record);
-  return {.space = space.number,
-          .name = fingerprint(fields.incarnation, fields.key),
-          .bytes = static_cast<std::uint32_t>(slabs_.slot_bytes_of(private_[record].klass))};
-}
-
-// Before its fields are anybody else's.
-void Store::note_gone(BlockId record, Gone why, Seconds now) {
-  const IndexWriter::Fields fields = index_->fields(record);
+void Store::note_gone(BlockId record, const IndexWriter::Fields& fields, Gone why, Seconds now) {
   const Fingerprint name = fingerprint(fields.incarnation, fields.key);
-  departures_.note(name, {.why = why,
-                          .was_on_ssd = is_on_ssd(record),
-                          .heat = static_cast<float>(uses().heat(record, now)),
-                          .when = now});
+  departures_.prefetch(name);
+  const double heat = uses().heat(record, now);
+  departures_.note(
+      name,
+      {.why = why, .was_on_ssd = is_on_ssd(record), .heat = static_cast<float>(heat), .when = now});
   if (why <= Gone::evicted_ssd) return;  // it lies between two uses wherever it would be by now
+  const Fingerprint counted = ReuseBook::name_of(fields.incarnation, fields.key);
   if (const Namespace* space = namespaces_.of(fields.incarnation))
-    reuse_.forget(reuse_of(record, *space));
+    reuse_.forget(space->number, counted);
   else
-    reuse_.forget_in_all(name);
+    reuse_.forget_in_all(counted);
 }
 
 void Store::note_refused(const Namespace& space, const Hash128& key, std::uint8_t status,

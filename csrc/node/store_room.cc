@@ -29,8 +29,8 @@ constexpr std::uint64_t kReadersPerClient = 32;
 void Store::retire(BlockId record, Gone why, Seconds now) {
   Private& mine = private_[record];
   KVP_CHECK(mine.state == State::resident);
-  note_gone(record, why, now);
   const IndexWriter::Fields fields = index_->fields(record);
+  note_gone(record, fields, why, now);
   index_->withdraw(record);
   index_->erase(fields.key, fields.incarnation, record);
   const std::uint64_t name = fingerprint(fields.incarnation, fields.key);

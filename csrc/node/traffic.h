@@ -35,7 +35,7 @@ struct TrafficTotals {
   std::uint64_t lookups = 0, lookup_blocks = 0, lookup_dram = 0, lookup_ssd = 0;
   std::uint64_t lookup_missed = 0, lookup_behind = 0;  // the first that is missing; those behind it
   std::uint64_t gets = 0, get_blocks = 0, loaded_dram = 0, loaded_ssd = 0;
-  std::uint64_t views = 0, view_blocks = 0;  // of the gets and of what they loaded: in place
+  std::uint64_t views = 0, view_blocks = 0;     // of the gets and of what they loaded: in place
   std::array<std::uint64_t, kMisses> missed{};  // blocks; `behind`: all but the first of a call
   std::uint64_t put_blocks = 0;
   std::array<std::uint64_t, kPutStatuses> put_status{};

@@ -19,8 +19,7 @@ constexpr std::uint32_t kRoomInverse = 8;
 
 }  // namespace
 
-Reuse::Reuse(const ReuseOptions& options)
-    : options_(options), is_exact_(options.samples_max == 0), threshold_(~std::uint64_t{0}) {
+Reuse::Reuse(const ReuseOptions& options) : options_(options), is_exact_(options.samples_max == 0) {
   KVP_CHECK(is_exact_ || (options.samples_max >= 64 && std::has_single_bit(options.samples_max)));
   resize(is_exact_ ? kExactSamples : options.samples_max);
 }

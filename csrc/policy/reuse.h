@@ -54,8 +54,16 @@ class Reuse {
 
   // A use. A time before the latest one counts as that.
   void add(Fingerprint name, std::uint32_t bytes, Seconds now) {
+    add_hashed(hashed(name), bytes, now);
+  }
+  // The same with hashed(name), which is one for all of the same salt.
+  void add_hashed(std::uint64_t hash, std::uint32_t bytes, Seconds now) {
     ++uncounted_;
-    if (const std::uint64_t hash = hashed(name); hash < threshold_) use(hash, bytes, now, true);
+    if (hash < threshold_) [[unlikely]]
+      use(hash, bytes, now, true);
+  }
+  std::uint64_t hashed(Fingerprint name) const {
+    return (name ^ options_.salt) * 0x9e37'79b9'7f4a'7c15u;
   }
   // The block is as new as if it had been used, but nobody asked for it: moved, not counted.
   void refresh(Fingerprint name, std::uint32_t bytes, Seconds now) {
@@ -88,9 +96,6 @@ class Reuse {
   };
   static_assert(sizeof(Sample) == 16);
 
-  std::uint64_t hashed(Fingerprint name) const {
-    return (name ^ options_.salt) * 0x9e37'79b9'7f4a'7c15u;
-  }
   void use(std::uint64_t hash, std::uint32_t bytes, Seconds now, bool counts);
   void count(std::size_t bin, double uses_before);
   static std::size_t bin_of(double distance_bytes);
@@ -114,9 +119,11 @@ class Reuse {
   void advance(Seconds now);
   std::array<double, kBins + 1> corrected(double references) const;
 
+  // What every use needs, together.
+  std::uint64_t threshold_ = ~std::uint64_t{0};
+  std::uint64_t uncounted_ = 0;  // uses since references_ was brought up to date
   ReuseOptions options_;
   bool is_exact_;
-  std::uint64_t threshold_;
   std::uint32_t samples_max_ = 0;
   std::uint32_t places_ = 0;  // length of samples_ and sums_
   Place next_ = 0;            // first unused place
@@ -131,7 +138,6 @@ class Reuse {
   bool is_started_ = false;
   Seconds now_ = 0, origin_ = 0;
   double weight_ = 1;
-  std::uint64_t uncounted_ = 0;  // uses since references_ was brought up to date
   double references_ = 0, sampled_ = 0;
   static constexpr std::size_t kCold = kBins;  // of first uses
   std::array<double, kBins + 1> counts_{};

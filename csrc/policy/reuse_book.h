@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "block/key.h"
 #include "policy/reuse.h"
 
 namespace kvpool {
@@ -21,28 +22,30 @@ class ReuseBook {
 
   explicit ReuseBook(std::uint64_t salt) : salt_(salt), all_({.salt = salt}) {}
 
-  struct Use {
-    std::uint32_t space;  // its number
-    Fingerprint name;
-    std::uint32_t bytes;
-  };
-  // As in Reuse.
-  void add(const Use& use, Seconds now) {
-    all_.add(use.name, use.bytes, now);
-    if (Reuse* const own = of(use.space)) own->add(use.name, use.bytes, now);
+  // Of a block in its namespace. Cheaper than its fingerprint, since every use needs it: keys that
+  // were made to have one name would count as one block.
+  static Fingerprint name_of(std::uint32_t incarnation, const Hash128& key) {
+    return (key.low + incarnation * 0xd6e8'feb8'6659'fd93u) ^ key.high * 0xff51'afd7'ed55'8ccdu;
   }
-  void refresh(const Use& use, Seconds now) {
-    all_.refresh(use.name, use.bytes, now);
-    if (Reuse* const own = of(use.space)) own->refresh(use.name, use.bytes, now);
+
+  // As in Reuse; `space`: its number.
+  void add(std::uint32_t space, Fingerprint name, std::uint32_t bytes, Seconds now) {
+    const std::uint64_t hash = all_.hashed(name);
+    all_.add_hashed(hash, bytes, now);
+    if (Reuse* const own = of(space)) own->add_hashed(hash, bytes, now);
   }
-  void forget(const Use& use) {
-    all_.forget(use.name);
-    if (Reuse* const own = of(use.space)) own->forget(use.name);
+  void refresh(std::uint32_t space, Fingerprint name, std::uint32_t bytes, Seconds now) {
+    all_.refresh(name, bytes, now);
+    if (Reuse* const own = of(space)) own->refresh(name, bytes, now);
+  }
+  void forget(std::uint32_t space, Fingerprint name) {
+    all_.forget(name);
+    if (Reuse* const own = of(space)) own->forget(name);
   }
   // Of a namespace that was dropped: blocks still around are forgotten as they go.
   void forget_in_all(Fingerprint name) { all_.forget(name); }
   void drop_space(std::uint32_t space) {
-    if (space < by_space_.size() && by_space_[space] > 0) own_[by_space_[space] - 1u]->forget_all();
+    if (space < by_space_.size() && by_space_[space] != nullptr) by_space_[space]->forget_all();
   }
   void set_reach(std::uint64_t reach_bytes) {
     reach_bytes_ = reach_bytes;
@@ -51,42 +54,40 @@ class ReuseBook {
   }
 
   const Reuse& all() const { return all_; }
-  // (number, curve) pairs.
+  // Numbers and distances.
   template <typename Visit>
   void for_each_space(Visit visit) const {
     for (std::uint32_t space = 0; space < by_space_.size(); ++space)
-      if (by_space_[space] > 0) visit(space, *own_[by_space_[space] - 1u]);
+      if (by_space_[space] != nullptr) visit(space, *by_space_[space]);
   }
   void check_invariants() const {
     all_.check_invariants();
     for (const auto& own : own_) own->check_invariants();
   }
   std::size_t bytes() const {
-    std::size_t bytes = all_.bytes() + by_space_.size();
+    std::size_t bytes = all_.bytes() + by_space_.size() * sizeof(Reuse*);
     for (const auto& own : own_) bytes += own->bytes();
     return bytes;
   }
 
  private:
-  static constexpr std::uint8_t kNone = 0;
-
   Reuse* of(std::uint32_t space) {
-    if (space >= by_space_.size() || by_space_[space] == kNone) return first_use(space);
-    return own_[by_space_[space] - 1u].get();
+    if (space < by_space_.size() && by_space_[space] != nullptr) [[likely]]
+      return by_space_[space];
+    return first_use(space);
   }
   Reuse* first_use(std::uint32_t space) {
     if (own_.size() == kSpacesMax) return nullptr;
-    if (space >= by_space_.size()) by_space_.resize(space + 1, kNone);
+    if (space >= by_space_.size()) by_space_.resize(space + 1);
     own_.push_back(std::make_unique<Reuse>(
         ReuseOptions{.samples_max = kSpaceSamples, .reach_bytes = reach_bytes_, .salt = salt_}));
-    by_space_[space] = static_cast<std::uint8_t>(own_.size());
-    return own_.back().get();
+    return by_space_[space] = own_.back().get();
   }
 
   const std::uint64_t salt_;
   std::uint64_t reach_bytes_ = 0;
   Reuse all_;
-  std::vector<std::uint8_t> by_space_;  // place in own_ plus one
+  std::vector<Reuse*> by_space_;  // nullptr: not used yet, or there was no room
   std::vector<std::unique_ptr<Reuse>> own_;
 };
 

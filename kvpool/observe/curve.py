@@ -9,6 +9,8 @@ Promises:  1. pure, but for of_trace(): the same counts give the same answers;
            3. what is not known is not said: `doubt` names the reason, and `error` how far off.
 What it is not: a pool evicts by heat, which is at most some thousandths below LRU and often several
 points above it; a chain whose head is missing counts block by block here, and as a whole there.
+Where a block stays for less than a second, the order of uses that clients make through shared
+memory is blurred (the node hears of them up to 50 ms later), and the curve lies too low.
 """
 
 from __future__ import annotations

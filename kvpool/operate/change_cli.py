@@ -1,4 +1,4 @@
-"""Commands that change a running daemon: drop, resize, reload, pin, unpin, pins."""
+"""Commands that change a running daemon: drop, resize, trim, reload, pin, unpin, pins."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 RESIZE_SLICE_S = 1.0  # between two looks at how far it is
 RESIZE_S_MAX = 300.0
 _WORK_S = 60.0  # beside the wait: allocating room on a disk takes its time
+_RELOADED = {"changed": "changed", "needs_restart": "needs a restart", "refused": "refused"}
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Namespace = Annotated[
@@ -146,16 +147,35 @@ def reload(
 ) -> None:
     """Have a daemon read its configuration again, as SIGHUP does. For an admin."""
     with options.reached(address, token_file, tenant) as operator:
-        answer = operator.ask("reload", _WORK_S)
-    told = {name: value for name, value in answer.items() if name not in ("id", "ok")}
+        told = operator.ask("reload", _WORK_S)
+    answer = {what: [str(each) for each in told.get(what, ())] for what in _RELOADED}
     if as_json:
-        options.print_json(told)
+        options.print_json(answer)
         return
-    for what in ("changed", "needs_restart", "refused"):
-        if told.get(what):
-            print(f"{what.replace('_', ' ')}: {', '.join(map(str, told[what]))}")
-    if not any(told.values()):
-        print("read again; no option has changed")
+    print("read again")
+    for what, found in answer.items():
+        if found:
+            print(f"{_RELOADED[what]}: {', '.join(found)}")
+
+
+def trim(
+    *,
+    address: options.Address = None,
+    token_file: options.TokenFile = None,
+    tenant: options.TenantName = None,
+) -> None:
+    """Give memory that holds no block back to the system. For an admin."""
+    from kvpool.operate import show
+
+    with options.reached(address, token_file, tenant) as operator:
+        before = _committed(operator)
+        operator.ask("trim", _WORK_S)
+        after = _committed(operator)
+    print(f"gave back {show.size(max(0, before - after))}; {show.size(after)} are committed")
+
+
+def _committed(operator: Operator) -> int:
+    return sum(each.dram.committed_bytes for each in operator.report().tenants)
 
 
 def pin(
@@ -219,10 +239,10 @@ def pins(
     from kvpool.operate import show
 
     made = show.table(
-        "", "name", "tenant", "namespace", "blocks", "bytes", left=("tenant", "namespace")
+        "", "name", "tenant", "namespace", "blocks", "of", "bytes", left=("tenant", "namespace")
     )
     for each in found:
-        sizes = (f"{each.blocks:,}", show.size(each.bytes))
+        sizes = (f"{each.blocks:,}", f"{each.asked:,}", show.size(each.bytes))
         made.add_row(each.name, each.tenant, each.namespace, *sizes)
     show.show(made) if found else print("nothing is pinned")
 

@@ -64,7 +64,8 @@ class Pin(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
     name: str
     namespace: str
-    blocks: int
+    asked: int
+    blocks: int  # of those, were there when they were pinned, and stay
     bytes: int
 
 

@@ -26,7 +26,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel=_WATCH)(stat_cli.stat)
     app.command(rich_help_panel=_WATCH)(top_cli.top)
     app.command(rich_help_panel=_WATCH)(explain_cli.explain)
-    for each in ("drop", "resize", "reload", "pin", "unpin", "pins"):
+    for each in ("drop", "resize", "trim", "reload", "pin", "unpin", "pins"):
         app.command(rich_help_panel=_CHANGE)(getattr(change_cli, each))
     for each in ("put", "get", "rm"):
         app.command(rich_help_panel=_FILES)(getattr(files_cli, each))

@@ -139,7 +139,9 @@ def _print_tables(tables: list[Titled], *, as_json: bool) -> None:
     if as_json:
         options.print_json([{"of": title, **options.plain(table)} for title, table in tables])
         return
-    for title, table in tables:
+    for at, (title, table) in enumerate(tables):
+        if at:
+            print()
         _show_table(title, table)
 
 

@@ -154,15 +154,16 @@ def tenants(report: Report) -> Table:
         made.add_row(
             *(tenant.name, size(tenant.dram.committed_bytes), size(tenant.dram.limit_bytes)),
             *(f"{len(tenant.clients)}", f"{len(tenant.namespaces)}", f"{tenant.pinned_prefixes}"),
-            ", ".join(f"{name} {_limit(name, value)}" for name, value in tenant.limits.items()),
+            ", ".join(_limit(name, value) for name, value in tenant.limits.items() if value),
         )
     return made
 
 
 def _limit(name: str, value: int) -> str:
-    if name.endswith("_per_s"):
-        return f"{size(value)}/s" if value else "none"
-    return size(value) if name.startswith(("dram", "ssd")) else f"{value:,}"
+    """As the configuration calls it."""
+    if name.endswith("_bytes_per_s"):
+        return f"{name.removesuffix('_bytes_per_s')}_rate {size(value)}/s"
+    return f"{name} {size(value) if name.startswith(('dram', 'ssd')) else f'{value:,}'}"
 
 
 def clients(report: Report) -> Table:

@@ -20,8 +20,8 @@ MASK = (1 << 64) - 1
 HEAD = struct.Struct("<6sHI")
 
 INCARNATIONS = 4096  # offsets in the index
-IN_USE, HAZARDS, TRAFFIC = 4096, 4160, 6208  # in the control memory
-CLAIMED, TOUCHES, LANES = 22_592, 22_664, 221_184
+IN_USE, HAZARDS, ROWS_IN_USE, TRAFFIC = 4096, 4160, 6208, 6272  # in the control memory
+CLAIMED, TOUCHES, LANES = 22_656, 22_728, 221_184
 ASKED, STAGED, TAKEN, ANSWERED, DONE, MISS, REFUSED = 0, 128, 192, 256, 272, 280, 288  # in a lane
 NODE_POLLS, STATUS = 264, 320
 PUT, GET = 1, 2
@@ -198,6 +198,7 @@ class SharedMemory:
         """`at`: offset of a word in the row, which is this namespace's from now on."""
         start = TRAFFIC + 256 * row
         self.store(start, space + 1)
+        self.store(ROWS_IN_USE, 1 << row)
         self.store(start + at, self.load(self.control, start + at) + more)
 
 

@@ -288,7 +288,8 @@ TEST_CASE("hazards: what clients used is hot, and what they counted is told") {
     for (int i = 0; i < 50; ++i)
       ring.put(ring.claim(1),
                {found.generation, found.record, 1e9});  // its clock counts for nothing
-    TrafficRow& row = client.page->traffic[0];
+    client.page->traffic.in_use = 1 << 5;
+    TrafficRow& row = client.page->traffic[5];
     row[TrafficRow::space] = space.number + 1;
     row[TrafficRow::gets] += 50;
     row[TrafficRow::loaded] += 50;

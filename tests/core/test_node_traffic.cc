@@ -247,7 +247,10 @@ TEST_CASE("traffic: threads, faults, evictions and drops: every block that was a
 struct AttachedPage {
   Pool& pool;
   std::unique_ptr<ClientPage> page = std::make_unique<ClientPage>();
-  explicit AttachedPage(Pool& of) : pool(of) { pool.node->attach(*page); }
+  explicit AttachedPage(Pool& of) : pool(of) {
+    page->traffic.in_use = ~std::uint64_t{0};
+    pool.node->attach(*page);
+  }
   ~AttachedPage() { pool.node->detach(*page); }
   void say(std::uint32_t row, std::uint32_t word, std::uint64_t value) const {
     page->traffic[row][word] = value;

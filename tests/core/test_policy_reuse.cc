@@ -253,8 +253,7 @@ TEST_CASE("reuse book: a curve for each namespace as far as there is room, all i
   std::size_t spaces = 0;
   for (std::uint32_t space = 0; space < 40; ++space)
     for (int round = 0; round < 2; ++round)
-      for (std::uint64_t i = 0; i < 10; ++i)
-        book.add({space, mix64(space * 100 + i + 1), kBlock}, 0);
+      for (std::uint64_t i = 0; i < 10; ++i) book.add(space, mix64(space * 100 + i + 1), kBlock, 0);
   book.for_each_space([&](std::uint32_t space, const Reuse& own) {
     CHECK(space < ReuseBook::kSpacesMax);
     CHECK(own.curve(0).references == 20);
@@ -266,7 +265,7 @@ TEST_CASE("reuse book: a curve for each namespace as far as there is room, all i
   CHECK(book.bytes() < 4u << 20);
   // A dropped namespace keeps what it counted, and its blocks come for the first time again.
   book.drop_space(3);
-  for (std::uint64_t i = 0; i < 10; ++i) book.add({3, mix64(300 + i + 1), kBlock}, 0);
+  for (std::uint64_t i = 0; i < 10; ++i) book.add(3, mix64(300 + i + 1), kBlock, 0);
   book.for_each_space([&](std::uint32_t space, const Reuse& own) {
     if (space == 3) CHECK(own.curve(0).cold == 20);
   });

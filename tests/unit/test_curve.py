@@ -97,8 +97,8 @@ def test_samples_tell_the_curve_of_a_public_trace(
         curve = curve_of(made, salt=int(rng.integers(2**63)))
         errors.append(mean_error(curve, exact, sizes))
     print(f"{name}: mean errors {[f'{each:.4f}' for each in errors]}, stated {curve.error():.4f}")
-    assert max(errors) < 0.02
-    assert np.mean(errors) < 0.01
+    assert np.mean(errors) < 0.02  # 0.006 and 0.002, over many draws
+    assert max(errors) < 0.03  # 0.019 and 0.009 at the worst of 60
 
 
 @pytest.mark.parametrize("name", ["conversation", "synthetic"])

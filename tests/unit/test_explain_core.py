@@ -183,7 +183,7 @@ def test_wrong_arguments_are_refused(space: kvpool.Namespace) -> None:
     with pytest.raises(BadArgument, match="now"):
         reuse.add(np.arange(3), 1, now=float("nan"))
     with pytest.raises(TypeError):
-        reuse.add(np.arange(3.0), 1)  # type: ignore[call-overload]
+        reuse.add(np.arange(3.0), 1)  # type: ignore[arg-type]
     space.pool.close()
     for call in (node.reuse, lambda: node.hottest(1), lambda: node.explain(0, [])):
         with pytest.raises(PoolClosed):

@@ -1,11 +1,14 @@
 """Files in a pool: whole or a miss, whatever is lost or replaced; and the commands on a daemon."""
 
+import contextlib
 import io
 import os
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -143,6 +146,38 @@ def test_a_file_that_a_head_cannot_name_is_refused(
     monkeypatch.setattr(files, "_names_max", lambda _: 4)
     with pytest.raises(BadArgument, match="larger --block-bytes"):
         put(space, "k", content(5 * BLOCK))
+
+
+def test_writers_of_one_key_never_mix(space: kvpool.Namespace) -> None:
+    """Whoever wins: a reader has one of the contents, or a miss."""
+    contents = [content(20 * BLOCK + at, seed=at) for at in range(4)]
+    put(space, "k", contents[0])
+    seen: set[bytes | None] = set()
+    stop = threading.Event()
+
+    def write(at: int) -> None:
+        for _ in range(50):
+            with contextlib.suppress(KvpoolError):  # others replaced it again and again
+                put(space, "k", contents[at])
+
+    def read() -> None:
+        while not stop.is_set():
+            try:
+                seen.add(got(space, "k"))
+            except files.FileMiss:
+                seen.add(None)
+
+    with ThreadPoolExecutor(5) as threads:
+        reader = threads.submit(read)
+        try:
+            for each in [threads.submit(write, at) for at in range(4)]:
+                each.result()
+        finally:
+            stop.set()
+        reader.result()
+    assert seen <= {*contents, None}
+    put(space, "k", contents[1])
+    assert got(space, "k") == contents[1]
 
 
 @pytest.mark.parametrize("key", ["", "x" * 4097])

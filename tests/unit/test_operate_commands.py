@@ -246,12 +246,12 @@ def test_explain_hashes_here_and_names_the_cause(
     space_of(tenant, 0).remove(keys[1:2])
     words = ("explain", "--namespace", "chat", "--tokens", tokens, "--address", server.address)
     text, told = command(*words).stdout, json_of(*words)
-    assert "Block 2 of 3 was removed less than a second ago" in text
+    assert "Block 2 of 3 was removed " in text
     assert "1 behind the missing one are here" in text
     assert (told["cause"], told["first_missing"], told["leading"]) == ("removed", 1, 1)
     assert [each["key"] for each in told["explained"]] == [key.hex() for key in keys]
-    assert 0.5 < told["coldest"] <= 1.0  # both that stay were put once, some moments ago
     assert told["tenant"] == "default"
+    assert 0 < told["coldest"] <= 1
     assert server.asked("explain")[0]["keys"] == b"".join(keys)
     said = repr(server.requests)
     assert not any(f" {token}," in said or f"[{token}," in said for token in TOKENS)
@@ -435,6 +435,7 @@ def test_pin_unpin_and_pins(server: ControlServer, tenant: Tenant, tokens: Path)
         "tenant": "default",
         "name": "system",
         "namespace": "chat",
+        "asked": 3,
         "blocks": 3,
         "bytes": size,
     }
@@ -454,12 +455,14 @@ def test_a_pin_of_what_is_not_there_fails(
     assert "2 blocks are not present" in done.stderr
 
 
-def test_reload_says_what_changed(tmp_path: Path) -> None:
-    answer = {"changed": ["pool.dram"], "needs_restart": ["server.listen"]}
-    with controlled(tmp_path, reload=lambda _: answer) as server:
-        text = command("reload", "--address", server.address).stdout
-        assert json_of("reload", "--address", server.address) == answer
-    assert text == "changed: pool.dram\nneeds restart: server.listen\n"
+def test_reload_says_what_waits_for_a_restart(tmp_path: Path) -> None:
+    answers = iter([["server.listen"], [], ["server.listen"]])
+    with controlled(tmp_path, reload=lambda _: {"needs_restart": next(answers)}) as server:
+        words = ("reload", "--address", server.address)
+        assert command(*words).stdout == "read again\nneeds a restart: server.listen\n"
+        assert command(*words).stdout == "read again\n"
+        expected = {"changed": [], "needs_restart": ["server.listen"], "refused": []}
+        assert json_of(*words) == expected
 
 
 @pytest.mark.parametrize(

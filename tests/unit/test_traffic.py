@@ -106,8 +106,10 @@ class WholeDaemon(daemons.Running):
         super().__init__(daemons.planned(folder, listen="127.0.0.1:0"))
 
     async def _serve(self) -> None:
-        server = _core.Server.create(self.node._node, **{**self.plan.server, **self.rates})
-        self.server: Any = server
+        (tenant,), (planned,) = self.tenants.values(), self.plan.tenants.values()
+        options = {**planned.server, **self.rates}
+        self.server: Any = _core.Server.create(self.node._node, **options)
+        tenant.server = self.server
         await super()._serve()
 
     def connect(self, channel: str) -> kvpool.Pool:

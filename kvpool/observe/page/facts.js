@@ -65,7 +65,7 @@ export function curveSentence(curve) {
     ? `Doubling DRAM would bring nothing: hit ${percent(curve.now_hit)} at ${bytes(curve.now_bytes)} already.`
     : `Doubling DRAM: hit ${percent(curve.now_hit)} → ${percent(twice)}.`;
   const within = curve.error ? `, within ${(100 * curve.error).toFixed(1)} points` : "";
-  return [says, `From ${count(curve.references)} references${within}. Blocks on the SSD come on top.`];
+  return [says, `From ${count(curve.references)} references${within}. An SSD, if there is one, stays as it is.`];
 }
 
 export function curveSteps(curve) {
