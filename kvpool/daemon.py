@@ -91,7 +91,9 @@ class Daemon:
         resize = None if self.sharing is None else self.sharing.resize
         self._requests = Requests(tenants, log, self.refusals, resize_budget=resize)
         self._reload = Reload(self, replan)
-        self.add_operations({"reload": Operation(self._reload.asked, needs_admin=True)})
+        self.add_operations(
+            {"reload": Operation(self._reload.asked, needs_admin=True, is_slow=True)}
+        )
         self.web = web
         self.is_ready = False
         self.observer = Observer(self)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 from kvpool import wire, wire_node
@@ -152,11 +153,16 @@ async def _write(sock: socket.socket, waiting: asyncio.Queue[wire.Map], answer: 
 
 
 def answers_of(requests: Requests, client: Client, in_thread: InThread) -> Answers:
-    """Requests.answer() of a client in a thread; slow ones in threads of their own."""
+    """Requests.answer() of a client in a thread; slow ones in threads of their own, and those that
+    take turns when it is their tenant's."""
 
     async def answer(request: wire.Map) -> wire.Map:
-        is_slow = requests.is_slow(request.get("op"))
-        answered: wire.Map = await in_thread(requests.answer, request, client, slow=is_slow)
+        op, tenant = request.get("op"), client.tenant
+        turn = tenant.turn if tenant is not None and requests.takes_turns(op) else nullcontext()
+        async with turn:
+            answered: wire.Map = await in_thread(
+                requests.answer, request, client, slow=requests.is_slow(op)
+            )
         return answered
 
     return answer

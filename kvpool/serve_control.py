@@ -46,11 +46,16 @@ Resize = Callable[[int, float], int]  # bytes and seconds to bytes committed
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """call: raises KvpoolError. is_slow: its end may lie behind a disk, so it has other threads."""
+    """call: raises KvpoolError. is_slow: its end may lie behind a disk, so it has other threads.
+
+    takes_turns: much work for little that is asked: of one tenant one at a time, so that all of
+    its clients together keep one thread from the others.
+    """
 
     call: Call
     needs_admin: bool = False
     is_slow: bool = False
+    takes_turns: bool = False
 
 
 class Refusals:
@@ -101,6 +106,10 @@ class Requests:
     def is_slow(self, op: object) -> bool:
         operation = self._operations.get(op) if isinstance(op, str) else None
         return operation is not None and operation.is_slow
+
+    def takes_turns(self, op: object) -> bool:
+        operation = self._operations.get(op) if isinstance(op, str) else None
+        return operation is not None and operation.takes_turns
 
     def answer(self, request: Map, caller: Client) -> Map:
         """Does what is asked. Blocks for as long as the core does; releases the GIL with it."""
@@ -165,8 +174,8 @@ class Requests:
         return {"number": number, "block_bytes": manifest.block_bytes}
 
     def _drop(self, request: Map, caller: Client) -> Map:
-        node = self.tenant_of(request, caller).node
-        return {"blocks": node.drop(_count(request, "number", _NUMBER_MAX))}
+        tenant = self.tenant_of(request, caller)
+        return {"blocks": tenant.drop(_count(request, "number", _NUMBER_MAX))}
 
     def _temperature(self, request: Map, caller: Client) -> Map:
         number, key = _count(request, "number", _NUMBER_MAX), _bytes(request, "key", KEY_BYTES)

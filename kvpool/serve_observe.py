@@ -47,12 +47,12 @@ class Observer:
     def operations(self) -> dict[str, Operation]:
         """By the name of the request."""
         return {
-            "report": Operation(self._report),
-            "hottest": Operation(self._hottest, is_slow=True),
-            "reuse": Operation(self._reuse, is_slow=True),
-            "manifests": Operation(self._manifests),
-            "lookup": Operation(self._lookup),
-            "explain": Operation(self._explain),
+            "report": Operation(self._report, takes_turns=True),
+            "hottest": Operation(self._hottest, is_slow=True, takes_turns=True),
+            "reuse": Operation(self._reuse, is_slow=True, takes_turns=True),
+            "manifests": Operation(self._manifests, takes_turns=True),
+            "lookup": Operation(self._lookup, takes_turns=True),
+            "explain": Operation(self._explain, takes_turns=True),
             "pin": Operation(self._pin, needs_admin=True, is_slow=True),
             "unpin": Operation(self._unpin, needs_admin=True),
             "pins": Operation(self._pins),
@@ -180,7 +180,7 @@ class Observer:
 
     def _drop_named(self, request: Map, caller: Client) -> Map:
         tenant, number, manifest = self._named(request, caller)
-        return {"blocks": tenant.node.drop(number), "namespace": label_of(manifest)}
+        return {"blocks": tenant.drop(number), "namespace": label_of(manifest)}
 
     # --- whom and what a request means -----------------------------------------------------------
 

@@ -26,6 +26,7 @@ class Pin:
 
     name: str
     namespace: str  # as the operator called it
+    number: int  # of the namespace in the node
     asked: int  # blocks; those that were not there are not held
     bytes: int
     views: list[Any]  # memoryviews: each holds a lease of the core
@@ -55,7 +56,7 @@ class Pins:
             old = self._pins.pop(name, None)
             if views:
                 held = len(views) * space.block_bytes
-                self._pins[name] = Pin(name, namespace, len(keys) // 16, held, views)
+                self._pins[name] = Pin(name, namespace, space.number, len(keys) // 16, held, views)
         if old is not None:
             _core.release_blocks(old.views)
         return len(views)
@@ -69,6 +70,15 @@ class Pins:
         blocks = len(pin.views)
         _core.release_blocks(pin.views)
         return blocks
+
+    def forget(self, number: int) -> None:
+        """After a drop of that namespace: what was pinned in it is not there any more."""
+        with self._lock:
+            gone = [pin for pin in self._pins.values() if pin.number == number]
+            for pin in gone:
+                del self._pins[pin.name]
+        for pin in gone:
+            _core.release_blocks(pin.views)
 
     def has(self, name: str) -> bool:
         """Whether something is pinned under that name."""

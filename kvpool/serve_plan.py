@@ -10,7 +10,7 @@ import ipaddress
 import re
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +44,7 @@ CONNECTIONS_MAX = 65_536
 LANES_MAX = 16
 STAGING_BYTES_MIN = 1 << 20
 STAGING_BYTES_MAX = 16 << 30
+HTTP_TOKEN_BYTES_MAX = 512  # as observe/http_access.py reads them
 DRAIN_S_MAX = 4.5  # within the 5 s that SIGTERM is given
 
 # What another file changes in a daemon that runs; everything else needs a restart.
@@ -152,24 +153,27 @@ def plan(settings: Settings, environment: Mapping[str, str]) -> Plan:
 
 def needs_restart(old: Config, new: Config) -> list[str]:
     """The options that differ and that a daemon which runs cannot change, as "[table] key"."""
-    found = [
-        f"[{each.table}] {each.key}"
-        for each in options()
-        if (each.table, each.key) not in RELOADED
-        and getattr(getattr(old, each.table), each.key)
-        != getattr(getattr(new, each.table), each.key)
-    ]
+    return [label for label, is_reloaded in _differing(old, new) if not is_reloaded]
+
+
+def changed(old: Config, new: Config) -> list[str]:
+    """The other ones that differ."""
+    return [label for label, is_reloaded in _differing(old, new) if is_reloaded]
+
+
+def _differing(old: Config, new: Config) -> Iterator[tuple[str, bool]]:
+    for each in options():
+        before, after = getattr(old, each.table), getattr(new, each.table)
+        if getattr(before, each.key) != getattr(after, each.key):
+            yield f"[{each.table}] {each.key}", (each.table, each.key) in RELOADED
     for name in sorted({*old.tenants, *new.tenants}):
-        before, after = old.tenants.get(name), new.tenants.get(name)
-        if before is None or after is None:
-            found.append(f"[{TENANTS}.{name}]")
+        told, told_now = old.tenants.get(name), new.tenants.get(name)
+        if told is None or told_now is None:
+            yield f"[{TENANTS}.{name}]", False
             continue
-        found += [
-            f"[{TENANTS}.{name}] {key}"
-            for key in before.__struct_fields__
-            if key not in RELOADED_OF_TENANTS and getattr(before, key) != getattr(after, key)
-        ]
-    return found
+        for key in told.__struct_fields__:
+            if getattr(told, key) != getattr(told_now, key):
+                yield f"[{TENANTS}.{name}] {key}", key in RELOADED_OF_TENANTS
 
 
 def _node(checked: Checked, pool: PoolOptions, ssd: SsdOptions) -> dict[str, Any]:
@@ -298,6 +302,11 @@ def _check_http_tokens(
     for table, key, each in shown:
         if each is None:
             continue
+        if len(each) > HTTP_TOKEN_BYTES_MAX or not (each.isascii() and each.isprintable()):
+            raise BadArgument(
+                f"{checked.label(table, key)} holds what no header of HTTP can carry; use up to"
+                f" {HTTP_TOKEN_BYTES_MAX} letters, digits and signs of ASCII"
+            )
         if each in closed or each in seen:
             whose = closed.get(each, "another reader")
             raise BadArgument(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from kvpool import wire
 from kvpool.errors import BadArgument, KvpoolError
 from kvpool.serve_log import open_log
-from kvpool.serve_plan import Plan, needs_restart
+from kvpool.serve_plan import Plan, changed, needs_restart
 from kvpool.tenants.plans import TenantPlan
 from kvpool.tenants.tenant import Client, Tenant
 
@@ -38,13 +38,17 @@ class Reload:
         self._daemon = daemon
         self._replan = replan
         self._turn = asyncio.Lock()
+        self._config = daemon.plan.config  # as it was read last
         self.loop: asyncio.AbstractEventLoop | None = None
 
     def asked(self, request: wire.Map, caller: Client) -> wire.Map:
-        """As an operation: {"needs_restart": [...]}. Raises BadArgument: what is wrong with it."""
+        """As an operation: {"changed", "needs_restart", "refused": lists of text}.
+
+        Raises BadArgument: what is wrong with it.
+        """
         assert self.loop is not None  # set before anybody can ask
         future = asyncio.run_coroutine_threadsafe(self._again(), self.loop)
-        return {"needs_restart": future.result(RELOAD_S)}
+        return future.result(RELOAD_S)
 
     async def run(self) -> None:
         """What is wrong is logged, and nothing has changed then."""
@@ -53,14 +57,14 @@ class Reload:
         except KvpoolError as error:
             self._daemon.log.error("configuration not reloaded", reason=error)
 
-    async def _again(self) -> list[str]:
+    async def _again(self) -> wire.Map:
         if self._replan is None:
             raise BadArgument("this daemon was started without a configuration to read again")
         async with self._turn:
             new = await asyncio.to_thread(self._replan)
             return await self._take_over(new)
 
-    async def _take_over(self, new: Plan) -> list[str]:
+    async def _take_over(self, new: Plan) -> wire.Map:
         daemon = self._daemon
         old = daemon.plan
         names = [name for name in old.tenants if name in new.tenants]
@@ -81,7 +85,7 @@ class Reload:
         failed = await asyncio.to_thread(self._resize, old, new, names)
         daemon.plan = dataclasses.replace(  # config stays: what runs is still of the first one
             old,
-            node={**old.node, "dram": new.budget},
+            node={**old.node, "dram": old.budget if failed else new.budget},  # to be tried again
             tenants=tenants,
             admin=new.admin,
             clients_max=new.clients_max,
@@ -93,7 +97,8 @@ class Reload:
             daemon.web.set_access(daemon.plan)
         ended = daemon.end_clients(lambda client: not self._is_known(client))
         self._log(left_out, failed, ended)
-        return left_out
+        taken, self._config = changed(self._config, new.config), new.config
+        return {"changed": taken, "needs_restart": left_out, "refused": failed}
 
     def _resize(self, old: Plan, new: Plan, names: list[str]) -> list[str]:
         """In a thread. What the core refuses is told, and the rest is done."""

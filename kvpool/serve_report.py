@@ -74,9 +74,20 @@ def reuse_of(tenant: Tenant) -> dict[str, Any]:
     return {
         "all": counted["all"],
         "spaces": spaces,
-        "dram_bytes": stats["bytes_limit"],
+        "dram_bytes": _room_of(stats),
         "ssd_bytes": stats["ssd_payload_bytes"],
     }
+
+
+def _room_of(stats: Mapping[str, Any]) -> int:
+    """Bytes of blocks that DRAM can hold now: a limit of their number may leave most of it empty.
+
+    Then by the mean size of those that are there.
+    """
+    room, most, blocks = (int(stats[name]) for name in ("bytes_limit", "blocks_limit", "blocks"))
+    if not most or not blocks:
+        return room
+    return min(room, max(1, most * int(stats["bytes_taken"]) // blocks))
 
 
 def label_of(manifest: Manifest) -> str:

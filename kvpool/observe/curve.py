@@ -25,7 +25,7 @@ import numpy as np
 
 from kvpool import _core
 from kvpool.config import format_size
-from kvpool.replay.trace import Batch, Trace, batches
+from kvpool.replay.trace import Batch, Trace, TraceError, batches
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 REFERENCES_MIN = 1000  # below, a curve says more about chance than about the workload
@@ -188,6 +188,9 @@ def of_trace(path: str | os.PathLike[str], block_bytes: int, *, exact: bool = Fa
     BadArgument for a size out of range. Some 0.1 us a block beside the reading.
     """
     distances = Distances(block_bytes, exact=exact)
-    for batch in batches(Trace(path)):
+    trace = Trace(path)
+    for batch in batches(trace):
         distances.add(batch)
+    if trace.skipped and not trace.requests:
+        raise TraceError(f"{trace.path} has no request: {trace.problems[0]}")
     return distances.curve()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 RESIZE_SLICE_S = 1.0  # between two looks at how far it is
 RESIZE_S_MAX = 300.0
 _WORK_S = 60.0  # beside the wait: allocating room on a disk takes its time
+_RELOADED = {"changed": "changed", "needs_restart": "needs a restart", "refused": "refused"}
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Namespace = Annotated[
@@ -51,7 +52,7 @@ def resize(
         str | None, typer.Option(metavar="SIZE", help="Payload memory, such as 8GiB.")
     ] = None,
     max_blocks: Annotated[
-        int | None, typer.Option(min=0, help="Limit of blocks in DRAM (0: no limit).")
+        int | None, typer.Option(min=0, max=1 << 62, help="Limit of blocks in DRAM (0: no limit).")
     ] = None,
     ssd_capacity: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Bytes of the SSD tier's files together.")
@@ -146,13 +147,15 @@ def reload(
 ) -> None:
     """Have a daemon read its configuration again, as SIGHUP does. For an admin."""
     with options.reached(address, token_file, tenant) as operator:
-        left_out = [str(each) for each in operator.ask("reload", _WORK_S)["needs_restart"]]
+        told = operator.ask("reload", _WORK_S)
+    answer = {what: [str(each) for each in told.get(what, ())] for what in _RELOADED}
     if as_json:
-        options.print_json({"needs_restart": left_out})
+        options.print_json(answer)
         return
     print("read again")
-    if left_out:
-        print(f"needs a restart: {', '.join(left_out)}")
+    for what, found in answer.items():
+        if found:
+            print(f"{_RELOADED[what]}: {', '.join(found)}")
 
 
 def trim(

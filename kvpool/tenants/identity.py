@@ -86,6 +86,8 @@ class Identities:
         if named and named != home:
             if not is_admin or named not in self._tenants:
                 text = f"user {uid} is not the tenant that was named; its uids say who is"
+                if is_admin:  # who may know
+                    text = f"there is no tenant {named!r}; there are: {', '.join(self._tenants)}"
                 raise wire.RefusedByPeer("tenant", text, "unknown_uid")
             home = named
         if home is None and not is_admin:

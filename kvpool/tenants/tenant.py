@@ -9,6 +9,7 @@ looked at from any.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import secrets
 import threading
@@ -97,6 +98,7 @@ class Tenant:
         self.refused: Counter[str] = Counter()  # of this tenant's connections and requests
         self.named: dict[int, Manifest] = {}  # by the number of the namespace in the node
         self.pins = Pins(node, PINNED_SHARE)
+        self.turn = asyncio.Lock()  # for requests that are much work; the event loop's
         self._lock = threading.Lock()  # guards what follows, and changes of `named`
         self._by_name: dict[str, Manifest] = {}
         self._named_bytes = 0
@@ -145,6 +147,12 @@ class Tenant:
         """Its namespace, for calls on blocks in this process."""
         assert manifest.block_bytes is not None  # computed by the manifest
         return self.node.open_space(self.space_id(manifest), manifest.block_bytes)
+
+    def drop(self, number: int) -> int:
+        """Every block of a namespace, pinned ones too; how many. Raises KvpoolError."""
+        blocks = self.node.drop(number)
+        self.pins.forget(number)
+        return blocks
 
     def stats(self) -> dict[str, Any]:
         """Of this tenant as it may know itself."""

@@ -22,6 +22,7 @@ import kvpool
 from kvpool import Miss, NotAllowed, Refused, Unreachable, _core
 from tests.frames import RawClient
 from tests.intruders import ARENA, INDEX, NOBODY, become
+from tests.operated import command
 from tests.served import Blocks, Served, nobody_holds, served, wait_for, working
 from tests.tenants import TOKENS, configuration
 
@@ -326,6 +327,21 @@ def test_a_hangup_changes_what_can_change(tmp_path: Path) -> None:
                 )
         with connect(daemon, "a") as pool:
             assert pool.stats()["tenant"]["dram_min"] == 40 * MIB
+
+
+def test_a_reload_by_request_says_what_came_of_it(tmp_path: Path) -> None:
+    with daemon_of(tmp_path, {}, '[pool]\ndram = "16MiB"') as daemon:
+        words = ("reload", "--json", "--address", daemon.unix_address)
+        for dram, tau, expected in (
+            ("16MiB", "", ([], [], 0)),
+            ("32MiB", "", (["[pool] dram"], [], 0)),
+            ("1GiB", 'tau_s = "9s"', (["[pool] dram"], ["[pool] tau_s"], 1)),
+            ("1GiB", 'tau_s = "9s"', ([], ["[pool] tau_s"], 1)),  # tried again
+        ):
+            configuration(tmp_path, {}, f'[pool]\ndram = "{dram}"\n{tau}')
+            told = json.loads(command(*words).stdout)
+            found = told["changed"], told["needs_restart"], len(told["refused"])
+            assert found == expected
 
 
 def test_without_tenants_a_hangup_resizes_the_pool(tmp_path: Path) -> None:

@@ -192,3 +192,6 @@ def test_a_trace_file_has_a_curve(requests: list[Request], tmp_path: Path) -> No
     )
     with pytest.raises(TraceError):
         of_trace(tmp_path / "none", MIB)
+    (tmp_path / "other").write_text("no JSON\n" * 3)
+    with pytest.raises(TraceError, match="has no request: line 1"):
+        of_trace(tmp_path / "other", MIB)

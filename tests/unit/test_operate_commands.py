@@ -396,12 +396,26 @@ def test_a_shrink_that_does_not_end_says_so(tmp_path: Path) -> None:
     assert "90 MiB are still committed" in done.stderr
 
 
+def test_a_drop_ends_the_pins_of_its_namespace(
+    server: ControlServer, tenant: Tenant, tokens: Path
+) -> None:
+    stored(tenant, 0, keys_in(CHAT))
+    stored(tenant, 1, keys_in(CHAT_FP8))
+    there = ("--address", server.address)
+    for space in ("chat", "chat-fp8"):
+        command("pin", space, "--namespace", space, "--tokens", tokens, *there)
+    command("drop", "chat", "--yes", *there)
+    assert [each["name"] for each in json_of("pins", *there)] == ["chat-fp8"]
+    assert tenant.node.stats()["slots_held_for_views"] == 0
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
         ((), "say what to change"),
         (("--dram", "8G"), "write GiB (1024s)"),
         (("--max-blocks", "-1"), "max-blocks"),
+        (("--max-blocks", "9" * 30), "max-blocks"),
     ],
 )
 def test_resize_asked_wrongly(words: tuple[str, ...], complaint: str) -> None:
@@ -447,7 +461,8 @@ def test_reload_says_what_waits_for_a_restart(tmp_path: Path) -> None:
         words = ("reload", "--address", server.address)
         assert command(*words).stdout == "read again\nneeds a restart: server.listen\n"
         assert command(*words).stdout == "read again\n"
-        assert json_of(*words) == {"needs_restart": ["server.listen"]}
+        expected = {"changed": [], "needs_restart": ["server.listen"], "refused": []}
+        assert json_of(*words) == expected
 
 
 @pytest.mark.parametrize(

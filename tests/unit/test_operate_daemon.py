@@ -179,7 +179,11 @@ def test_a_reload_reads_the_file_again(tmp_path: Path) -> None:
     with served(tmp_path, config=str(config), tcp=False) as daemon:
         config.write_text('[pool]\nmax_blocks = 77\npolicy = "lru"\n')
         there = ("--address", daemon.unix_address)
-        assert json_of("reload", *there) == {"needs_restart": ["[pool] policy"]}
+        assert json_of("reload", *there) == {
+            "changed": ["[pool] max_blocks"],
+            "needs_restart": ["[pool] policy"],
+            "refused": [],
+        }
         with daemon.connect() as pool:
             assert put(pool.namespace(CHAT), list(range(800))) == 77  # of 100
         config.write_text("[pool]\nmax_blocks = 'many'\n")

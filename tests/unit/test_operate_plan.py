@@ -195,9 +195,12 @@ def test_a_table_for_each_tenant(tmp_path: Path) -> None:
     assert [each["of"] for each in told] == ["tenant acme", "tenant umbrella"]
 
 
-def test_a_real_pool_s_distances_are_read(tmp_path: Path) -> None:
-    """200 blocks, used in turn ten times: half of them fit, and so none is ever a hit."""
-    with opened("8MiB") as pool:
+@pytest.mark.parametrize(
+    "memory", [{"dram": "8MiB"}, {"dram": "64MiB", "max_blocks": 128}], ids=["bytes", "blocks"]
+)
+def test_a_real_pool_s_distances_are_read(tmp_path: Path, memory: Any) -> None:
+    """200 blocks, used in turn ten times: not all of them fit, and so none is ever a hit."""
+    with opened(**memory) as pool:
         chat = opaque(name="chat", block_bytes=64 << 10)
         tenant = tenant_of("default", pool._node, [chat])
         space = _core.Space(tenant.opened(chat))

@@ -9,7 +9,7 @@ import pytest
 
 from kvpool import BadArgument, config, serve_config
 from kvpool.serve_options import Settings
-from kvpool.serve_plan import needs_restart, plan
+from kvpool.serve_plan import changed, needs_restart, plan
 from kvpool.serve_toml import lines_of
 from tests.tenants import configuration, planned
 
@@ -222,6 +222,14 @@ def test_http_beyond_this_machine_needs_a_token_or_a_word(tmp_path: Path) -> Non
     assert (guarded.token, guarded.is_loopback) == ("token token", False)
 
 
+@pytest.mark.parametrize("token", ["schl\u00fcssel", "x" * 513, "two\tparts"])
+def test_a_token_that_http_cannot_carry_is_refused(tmp_path: Path, token: str) -> None:
+    path = written(tmp_path, "")
+    (tmp_path / "token").write_text(token)
+    told = refusal(path, http="127.0.0.1:0", http_token_file=str(tmp_path / "token"))
+    assert "holds what no header of HTTP can carry" in told
+
+
 # --- shown ---------------------------------------------------------------------------------------
 
 
@@ -358,7 +366,13 @@ def test_what_a_reload_cannot_change_is_named(tmp_path: Path) -> None:
         "[tenants.b]",
         "[tenants.c]",
     ]
-    assert needs_restart(old.config, old.config) == []
+    assert changed(old.config, new.config) == [
+        "[pool] dram",
+        "[pool] max_blocks",
+        "[log] level",
+        "[tenants.a] uids",
+    ]
+    assert needs_restart(old.config, old.config) == changed(old.config, old.config) == []
 
 
 def test_a_plan_says_no_token(tmp_path: Path) -> None:

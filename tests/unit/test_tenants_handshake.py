@@ -2,6 +2,7 @@
 
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from kvpool import wire, wire_client
+from kvpool.serve_control import Operation
 from kvpool.serve_handshakes import PLACES
+from kvpool.tenants.tenant import Client
 from kvpool.wire import HANDSHAKE_S, RefusedByPeer
 from kvpool.wire_proof import Exchange, Signer
-from tests.daemons import Running, asked, connected, hello, proved, request
+from tests.daemons import WAIT_S, Running, asked, connected, hello, proved, request
 from tests.pools import opaque, wait_until
 from tests.tenants import TOKENS, answer_of, challenged, configuration, planned
 
@@ -273,6 +276,28 @@ def test_operations_can_be_added_with_rights_of_their_own(daemon: Running) -> No
         assert request(sock, "secret")["error"] == "not_allowed"
     with client_of(daemon, TOKENS["admin"])[0] as sock:
         assert request(sock, "secret")["told"] is True
+
+
+def test_what_is_much_work_takes_one_thread_of_a_tenant(daemon: Running) -> None:
+    """However many of its clients ask: there is a thread left for the others."""
+    finish = threading.Event()
+
+    def report(request: wire.Map, caller: Client) -> wire.Map:
+        assert finish.wait(WAIT_S)
+        return {}
+
+    daemon.daemon.add_operations({"report": Operation(report, takes_turns=True)})
+    with (
+        client_of(daemon, TOKENS["a"])[0] as one,
+        client_of(daemon, TOKENS["a"])[0] as two,
+        client_of(daemon, TOKENS["b"])[0] as other,
+    ):
+        for each in (one, two):
+            each.sendall(wire.pack_message({"id": 1, "op": "report"}))
+        assert request(other, "ping")["ok"] is True
+        finish.set()
+        for each in (one, two):
+            assert wire_client.Messages(each).next(time.monotonic() + WAIT_S)["ok"] is True
 
 
 def test_no_descriptor_stays_behind_a_refusal(daemon: Running) -> None:

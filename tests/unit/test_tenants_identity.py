@@ -110,6 +110,12 @@ def test_without_any_token_tcp_may_be_closed_all_the_same() -> None:
     assert of(known, Claim(1001)) == "unknown_uid"
 
 
+def test_which_tenants_there_are_is_told_to_administrators_alone() -> None:
+    for uid, text in ((OWN_UID, "there are: a, b"), (1001, "not the tenant that was named")):
+        with pytest.raises(wire.RefusedByPeer, match=text):
+            TWO.of(Claim(uid, "nobody"))
+
+
 def test_root_alone_where_the_daemon_s_user_is_nobody_special() -> None:
     known = identities(tenant("a", {1001}), same_uid=False)
     assert of(known, Claim(OWN_UID)) == "unknown_uid"
