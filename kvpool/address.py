@@ -167,6 +167,9 @@ def is_own_folder(path: str) -> bool:
 def read_token(label: str, path: str) -> str:
     """The token that a file holds, without the space around it. Raises BadArgument."""
     try:
+        # A pipe that nobody writes to would keep whoever reads it for ever.
+        if stat.S_ISFIFO(os.stat(path).st_mode):
+            raise BadArgument(f"{label} is {path!r}: a pipe; a token is read again and again")
         with open(path, encoding="utf-8") as file:
             token = file.read(TOKEN_BYTES_MAX + 2).strip()
     except (OSError, UnicodeDecodeError, ValueError) as error:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,7 +45,13 @@ Seed = Annotated[int, typer.Option(min=0, help="The same seed gives the same wor
 
 def main() -> None:
     """Entry point of the `kvpool` script."""
-    app(prog_name="kvpool")
+    try:
+        app(prog_name="kvpool")
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO):
+            raise  # a bug of ours, unless it is stdout
+        _tell(f"error: what was to be shown cannot be written: {error.strerror}")
+        os._exit(1)  # the interpreter would try once more to write it, and say so
 
 
 def _print_version(wanted: bool) -> None:

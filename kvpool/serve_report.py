@@ -17,6 +17,9 @@ from kvpool.tenants.tenant import Tenant
 
 CLIENTS_MAX = 1000
 NAMESPACES_MAX = 1000
+# Reads through shared memory in namespaces beyond those that a client tells apart, all together.
+OTHERS = (1 << 32) - 1
+OTHERS_NAME = "(others)"
 
 
 def tenant_of(tenant: Tenant) -> report.Tenant:
@@ -95,7 +98,11 @@ def label_of(manifest: Manifest) -> str:
 def _namespace(counted: Mapping[str, Any], manifest: Manifest | None) -> report.Namespace:
     tokens = 0 if manifest is None else manifest.block_tokens
     return report.Namespace(
-        name="" if manifest is None else manifest.name,
+        name=OTHERS_NAME
+        if counted["number"] == OTHERS
+        else ""
+        if manifest is None
+        else manifest.name,
         # What the node calls it is not what the manifest is called, where there are tenants.
         id=(counted["id"] if manifest is None else manifest.namespace_id).hex(),
         number=counted["number"],

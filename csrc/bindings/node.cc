@@ -314,12 +314,12 @@ Stats stats(const NodeHandle& node) {
 
 Stats traffic_of(const SpaceTraffic& space) {
   const TrafficTotals& t = space.totals;
-  std::byte id[kHashBytes];
-  space.space->id.to_bytes(id);
+  std::byte id[kHashBytes]{};
+  if (space.space != nullptr) space.space->id.to_bytes(id);
   Stats d;
-  d["number"] = space.space->number;
+  d["number"] = space.space == nullptr ? ~std::uint32_t{0} : space.space->number;
   d["id"] = nb::bytes(reinterpret_cast<const char*>(id), sizeof id);
-  d["block_bytes"] = space.space->block_bytes;
+  d["block_bytes"] = space.space == nullptr ? 0 : space.space->block_bytes;
   d["blocks"] = space.blocks;
   d["lookups"] = t.lookups;
   d["lookup_blocks"] = t.lookup_blocks;

@@ -37,6 +37,9 @@ std::vector<SpaceTraffic> Node::traffic() {
       all.push_back({.space = space, .blocks = space->blocks, .totals = {}});
   }
   for (SpaceTraffic& each : all) each.totals = each.space->traffic->totals();
+  // Without a namespace: what clients have read in those beyond the ones that they tell apart.
+  const TrafficTotals others = nameless_.totals();
+  if (others.lookups + others.gets > 0) all.push_back({.totals = others});
   return all;
 }
 

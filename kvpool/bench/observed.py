@@ -36,16 +36,17 @@ RATIO_MIN = 0.99
 _SCRAPER = """
 import http.client, select, sys, time
 host, port, every_s = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+orders = open(0, "rb", buffering=0)  # select() sees what is not in a buffer
 print("ready", flush=True)
 is_on, done, due = False, 0, 0.0
 while True:
     left = max(0.0, due - time.monotonic()) if is_on else None
-    if select.select([sys.stdin], [], [], left)[0]:
-        order = sys.stdin.readline().strip()
-        if order not in ("on", "off"):
+    if select.select([orders], [], [], left)[0]:
+        order = orders.readline().strip()
+        if order not in (b"on", b"off"):
             print(done, flush=True)
             break
-        is_on, due = order == "on", time.monotonic()
+        is_on, due = order == b"on", time.monotonic()
         continue
     for path in ("/metrics", "/v1/stats"):
         connection = http.client.HTTPConnection(host, port, timeout=5)

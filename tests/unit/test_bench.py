@@ -43,7 +43,7 @@ def test_rows_have_exactly_their_fields(measured, name: str) -> None:
 
 
 def test_every_bench_is_tested_somewhere() -> None:
-    elsewhere = {"ssd", "shm", "tcp"}  # test_ssd_bench.py, test_bench_served.py
+    elsewhere = {"ssd", "shm", "tcp", "observed"}  # test_ssd_bench.py, test_bench_served.py
     assert set(suite.BENCHES) == {*FIELDS, *elsewhere}
 
 

@@ -29,6 +29,10 @@ PACE = {
     "work", "block_bytes", "batch", "sides", "p50_us", "p99_us", "round_trip_us", "beyond_us",
 }  # fmt: skip
 CLIENTS = {"work", "channel", "clients", "blocks", "block_bytes", "batch", "GBps", "ratio"}
+OBSERVED = {
+    "work", "channel", "block_bytes", "batch", "pairs", "scrapes", "alone_GBps", "scraped_GBps",
+    "ratio",
+}  # fmt: skip
 IDLE = {"work", "channel", "node_core_share"}
 READS = ("get_into", "view", "view_hot")
 WRITES = ("put_from", "put_staged")
@@ -70,6 +74,15 @@ def test_tcp_measures_every_work_size_and_batch(measured) -> None:
     found = of(measured, "tcp", *works)
     assert {(r["work"], r["block_bytes"], r["batch"]) for r in found} == set(wanted)
     assert all(set(row) == RATE | CPU | {"raw_GBps"} for row in found)
+
+
+def test_being_watched_is_measured_beside_not_being_watched() -> None:
+    done = CliRunner().invoke(cli.app, ["bench", "observed", "--json", "--quick"])
+    assert done.exit_code == 0, done.output
+    (row,) = [json.loads(line) for line in done.stdout.splitlines()]
+    assert set(row) == OBSERVED
+    assert row["scrapes"] > 0
+    assert row["ratio"] > 0
 
 
 def test_a_put_is_measured_awake_and_asleep(measured) -> None:

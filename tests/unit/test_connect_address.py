@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvpool import BadArgument, BadType, address, remote
-from kvpool.address import TcpAddress, UnixAddress, parse_address
+from kvpool.address import TcpAddress, UnixAddress, parse_address, read_token
 
 
 @pytest.mark.parametrize(
@@ -122,3 +122,10 @@ def test_the_address_of_the_environment_is_for_who_gives_none() -> None:
     assert remote._candidates("tcp://here:2", environment) == [TcpAddress("here", 2)]
     with pytest.raises(BadArgument):
         remote._candidates("", environment)
+
+
+def test_a_token_is_not_waited_for_at_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(BadArgument, match="a pipe"):
+        read_token("token_file", str(pipe))
