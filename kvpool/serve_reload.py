@@ -136,11 +136,18 @@ class Reload:
 
 def _next(name: str, old: Plan, new: Plan) -> TenantPlan:
     """Who a tenant is from now on. One whose table went is nobody: its memory stays until a
-    restart, and nobody comes to it."""
-    if name in new.tenants:
-        return new.tenants[name]
-    if name not in old.config.tenants:  # the one of a daemon without tenants, until a restart
+    restart, and nobody comes to it.
+
+    Nor does every user of a socket that was to be for fewer, when it is made again.
+    """
+    had_table = name in old.config.tenants
+    if not had_table and name not in new.tenants:  # of a daemon without tenants, until a restart
         return old.tenants[name]
+    if name in new.tenants and (not had_table or name in new.config.tenants):
+        told, before = new.tenants[name], old.tenants[name]
+        if told.uids is None and before.uids is not None and new.socket_mode != old.socket_mode:
+            return dataclasses.replace(told, uids=frozenset())
+        return told
     return dataclasses.replace(old.tenants[name], uids=frozenset(), token=None, http_token=None)
 
 

@@ -376,6 +376,21 @@ def test_a_file_with_a_mistake_changes_nothing(tmp_path: Path) -> None:
             assert other.stats()["tenant"]["name"] == "b"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("table", ["", "[tenants.default]\n"])
+def test_a_socket_for_all_users_lets_none_in_who_was_no_tenant(folder: Path, table: str) -> None:
+    """The new file is safe by a mode of the socket that it does not have before a restart."""
+    wide = '[server]\nsocket_mode = "0666"\n[tenants.default]\nuids = [4242]\n'
+    path = folder / "kvpool.toml"
+    path.write_text(wide)
+    with served(folder, config=str(path), tcp=False) as daemon:
+        assert who(daemon, 4242)[0] == "default"
+        assert "is no tenant of this node" in who(daemon, 4343)[1]
+        path.write_text(table)
+        reload(daemon)
+        assert "is no tenant of this node" in who(daemon, 4343)[1]
+
+
 def test_a_token_that_was_taken_away_ends_who_had_it(tmp_path: Path) -> None:
     with (
         daemon_of(tmp_path, {"a": "", "b": ""}, '[pool]\ndram = "32MiB"') as daemon,
