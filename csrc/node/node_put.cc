@@ -108,6 +108,7 @@ PutStatus Node::store_block(Lock& lock, Call& call, std::size_t index, BlockSour
   if (committed == Store::Committed::dropped)  // closing drops all there is
     return stopping_ ? PutStatus::failed : PutStatus::dropped;
   if (committed == Store::Committed::index_full) return PutStatus::pool_index;
+  if (committed == Store::Committed::no_memory) return PutStatus::no_memory;
   call.pin(reserved.record);
   announce(call.request.space, call.request.keys[index]);
   queued_bytes_ += call.request.space.block_bytes;
@@ -223,11 +224,14 @@ PutStatus Node::try_commit(const Ticket& ticket, const Hash128& sum, Deadline de
     case Store::Committed::dropped:
       return PutStatus::dropped;
     case Store::Committed::index_full:
-      store_->note_refused(*space, key, static_cast<std::uint8_t>(PutStatus::pool_index),
-                           clock_->now());
+      status = PutStatus::pool_index;
+      break;
+    case Store::Committed::no_memory:
+      status = PutStatus::no_memory;
       break;
   }
-  return PutStatus::pool_index;
+  store_->note_refused(*space, key, static_cast<std::uint8_t>(status), clock_->now());
+  return status;
 }
 
 void Node::abort(const Ticket& ticket) {

@@ -192,8 +192,15 @@ Store::Committed Store::commit(BlockId record, const Hash128& sum, BlockId paren
     abort(record);
     return Committed::dropped;
   }
+  const bool known = parent != kNoBlock && private_[parent].state == State::resident;
+  bool is_remembered = false;
+  if (!enter_orders(record, known ? parent : kNoBlock, is_remembered, now)) {
+    abort(record);
+    return Committed::no_memory;
+  }
   index_->publish(record, sum);
   if (!index_->insert(fields.key, fields.incarnation, record)) {
+    leave_orders(record, now);
     index_->withdraw(record);
     abort(record);
     return Committed::index_full;
@@ -204,12 +211,36 @@ Store::Committed Store::commit(BlockId record, const Hash128& sum, BlockId paren
   ++in_dram_;
   ++space->blocks;
   ++counters_.puts;
-  const bool known = parent != kNoBlock && private_[parent].state == State::resident;
-  const bool is_remembered = enter_dram_order(record, known ? parent : kNoBlock, now);
-  if (ssd_) has_come(record, known ? parent : kNoBlock, is_remembered, now);
+  if (ssd_ && (ssd_->options().admit == SsdAdmit::all || is_remembered)) write_soon(record);
   reuse_.add(space->number, ReuseBook::name_of(fields.incarnation, fields.key), slot_bytes(*space),
              now);
   return Committed::stored;
+}
+
+// Before anybody can see the block, since either order may find no memory: then it is in neither.
+bool Store::enter_orders(BlockId record, BlockId parent, bool& is_remembered, Seconds now) {
+  try {
+    is_remembered = enter_dram_order(record, parent, now);
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  if (!ssd_) return true;
+  const IndexWriter::Fields fields = index_->fields(record);
+  const Fingerprint name = fingerprint(fields.incarnation, fields.key);
+  try {
+    is_remembered |= ssd_->heat().insert(record, name, parent, SsdBooks::kInDramOnly, now);
+    return true;
+  } catch (const std::bad_alloc&) {
+    policy_->erase(record, name, Leave::removed, now);
+    return false;
+  }
+}
+
+void Store::leave_orders(BlockId record, Seconds now) {
+  const IndexWriter::Fields fields = index_->fields(record);
+  const Fingerprint name = fingerprint(fields.incarnation, fields.key);
+  policy_->erase(record, name, Leave::removed, now);
+  if (ssd_) ssd_->heat().erase(record, name, Leave::removed, now);
 }
 
 // Behind a parent that is in DRAM alone, a block keeps it there; one that is on the SSD as well may

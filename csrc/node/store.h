@@ -130,7 +130,7 @@ class Store {
   Reserved reserve(const Namespace& space, const Hash128& key, Seconds now);
   // How it went; before commit() or abort().
   void pages_made(BlockId record, bool made);
-  enum class Committed : std::uint8_t { stored, dropped, index_full };
+  enum class Committed : std::uint8_t { stored, dropped, index_full, no_memory };
   // Unless stored, the reservation is gone as with abort(). `parent`: the record of the block
   // before, if it is known to be resident.
   Committed commit(BlockId record, const Hash128& sum, BlockId parent, Seconds now);
@@ -357,7 +357,8 @@ class Store {
   Namespace* restored_space(std::uint32_t number);
   std::vector<BlockId> restored_parents(const ParentOf& parent_of) const;
   bool enter_dram_order(BlockId record, BlockId parent, Seconds now);
-  void has_come(BlockId record, BlockId parent, bool is_remembered, Seconds now);
+  bool enter_orders(BlockId record, BlockId parent, bool& is_remembered, Seconds now);
+  void leave_orders(BlockId record, Seconds now);
   bool is_warm_enough(BlockId record) const;
   std::optional<ClassId> ssd_class(BlockId record) const;
   // not_now: when the group before it is done. never: it cannot be written, or is not worth it.

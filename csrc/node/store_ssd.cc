@@ -32,14 +32,7 @@ void Store::detach_ssd() {
   ssd_.reset();
 }
 
-// --- a block comes in ----------------------------------------------------------------------------
-
-void Store::has_come(BlockId record, BlockId parent, bool is_remembered, Seconds now) {
-  const IndexWriter::Fields fields = index_->fields(record);
-  const bool came_back = ssd_->heat().insert(record, fingerprint(fields.incarnation, fields.key),
-                                             parent, SsdBooks::kInDramOnly, now);
-  if (ssd_->options().admit == SsdAdmit::all || is_remembered || came_back) write_soon(record);
-}
+// --- blocks that are to be written ---------------------------------------------------------------
 
 void Store::write_soon(BlockId record) {
   Private& mine = private_[record];

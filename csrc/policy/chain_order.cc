@@ -17,6 +17,7 @@ ChainOrder::ChainOrder(BlockId blocks_max) : nodes_(blocks_max) {
 
 void ChainOrder::insert(BlockId id, BlockId parent, Group group, std::uint64_t rank) {
   KVP_CHECK(id < nodes_.length_max() && group < kGroupsMax * 2);
+  (void)heap_of(group & 0xfff);  // may find no memory: then nothing has changed yet
   nodes_.reach(id + std::size_t{1});
   Node& node = nodes_[id];
   KVP_CHECK(state(node) == kAbsent);

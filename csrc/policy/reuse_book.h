@@ -7,6 +7,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -78,9 +79,13 @@ class ReuseBook {
   }
   Reuse* first_use(std::uint32_t space) {
     if (own_.size() == kSpacesMax) return nullptr;
-    if (space >= by_space_.size()) by_space_.resize(space + 1);
-    own_.push_back(std::make_unique<Reuse>(
-        ReuseOptions{.samples_max = kSpaceSamples, .reach_bytes = reach_bytes_, .salt = salt_}));
+    try {
+      if (space >= by_space_.size()) by_space_.resize(space + 1);
+      own_.push_back(std::make_unique<Reuse>(
+          ReuseOptions{.samples_max = kSpaceSamples, .reach_bytes = reach_bytes_, .salt = salt_}));
+    } catch (const std::bad_alloc&) {
+      return nullptr;  // no curve yet; asked again at the next use
+    }
     return by_space_[space] = own_.back().get();
   }
 

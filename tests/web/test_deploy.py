@@ -390,10 +390,10 @@ def test_the_manifests_agree_with_each_other() -> None:
         assert {mount["name"] for mount in each["volumeMounts"]} <= volumes
     assert str(Path(config["server"]["socket"]).parent) in mounts
     assert config["ssd"]["path"] in mounts
-    assert str(Path(config["admin"]["token_file"]).parent) in mounts
+    assert str(Path(config["http"]["token_file"]).parent) in mounts
     assert container["args"] == ["--config", "/etc/kvpool/kvpool.toml"]
     (port,) = container["ports"]
-    host, _, number = config["server"]["http"].rpartition(":")
+    host, _, number = config["http"]["listen"].rpartition(":")
     assert (host, int(number)) == ("0.0.0.0", port["containerPort"])
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         get = container[probe]["httpGet"]
