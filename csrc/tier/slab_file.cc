@@ -222,10 +222,14 @@ int SlabFile::read_at(std::uint64_t offset, std::byte* into, std::size_t bytes) 
   const bool is_short = fires("ssd.read.short");
   if (is_short) bytes = bytes / 2 / kSlotAlignBytes * kSlotAlignBytes;
   const auto at = static_cast<off_t>(kSsdDataOffset + offset);
+  bool is_at_end = false;
   const int error = transfer(bytes, [&](int file, std::size_t done) {
-    return pread(file, into + done, bytes - done, at + static_cast<off_t>(done));
+    const ssize_t got = pread(file, into + done, bytes - done, at + static_cast<off_t>(done));
+    is_at_end = got == 0;
+    return got;
   });
   if (is_short) return EIO;
+  if (is_at_end) return ENODATA;
   if (error == 0 && bytes > 0 && fires("ssd.read.flip")) into[bytes / 2] ^= std::byte{1};
   return error;
 }

@@ -145,7 +145,7 @@ class SsdReads {
         nullptr;  // nullptr fails; slot_bytes() at a multiple of 4096; holds anything unless whole
     std::atomic<ReadOutcome> outcome{ReadOutcome::pending};
     std::atomic<std::uint32_t> pieces_left{0};
-    std::atomic<bool> io_failed{false};
+    std::atomic<bool> io_failed{false}, is_behind_end{false};
     Item() = default;
     Item(const Item&) = delete;
     Item& operator=(const Item&) = delete;

@@ -1,5 +1,6 @@
 // The readers' side. No lock of the tier and nothing of the index is touched here.
 #include <array>
+#include <cerrno>
 #include <utility>
 
 #include "block/checksum.h"
@@ -34,7 +35,9 @@ void SsdReads::item_done() {
 void Ssd::Parts::end_read(SsdReads& reads, SsdReads::Item& item) {
   const std::uint32_t bytes = item.place.bytes;
   ReadOutcome outcome = ReadOutcome::failed;
-  if (!item.io_failed.load(std::memory_order_relaxed))
+  if (item.is_behind_end.load(std::memory_order_relaxed))
+    outcome = ReadOutcome::damaged;
+  else if (!item.io_failed.load(std::memory_order_relaxed))
     outcome = checksum(item.into, bytes) == item.sum ? ReadOutcome::whole : ReadOutcome::damaged;
   if (outcome == ReadOutcome::whole) {
     read_blocks.fetch_add(1, std::memory_order_relaxed);
@@ -59,8 +62,14 @@ void Ssd::Parts::read_cut(const IoTask& task) {
   bool is_counted = false;
   for (SsdReads::Item& item : run) {
     const std::uint64_t bytes = run.size() > 1 ? item.place.slot_bytes() : task.cut.bytes;
-    if (!is_done && parts.slabs->read_at(item.place.offset() + task.cut.offset,
-                                         item.into + task.cut.offset, bytes) != 0) {
+    const int error = is_done ? 0
+                              : parts.slabs->read_at(item.place.offset() + task.cut.offset,
+                                                     item.into + task.cut.offset, bytes);
+    if (error == ENODATA) {
+      // The file has become shorter than when the place was looked up: no fault of the device.
+      item.is_behind_end.store(true, std::memory_order_relaxed);
+      item.io_failed.store(true, std::memory_order_relaxed);
+    } else if (error != 0) {
       // One fault, whether the device failed for many small slots or for many pieces of one.
       const bool is_first = !item.io_failed.exchange(true, std::memory_order_relaxed);
       if (is_first && !std::exchange(is_counted, true))

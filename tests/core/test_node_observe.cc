@@ -184,7 +184,10 @@ TEST_CASE("explain: too cold for the disk") {
   for (int uses = 0; uses < 20; ++uses)
     for (const Hash128& key : hot) pool.put(space, key);
   pool.flush();
+  FaultPoints& faults = pool.node->faults();
+  faults.pause("ssd.write", std::chrono::minutes(1));  // so that all of them come into one group
   for (const Hash128& key : cold) pool.put(space, key);
+  faults.clear();
   pool.flush();
   REQUIRE(pool.node->stats().store.not_worth > 0);
   pool.clock->set(100);

@@ -146,6 +146,7 @@ void run_threads(test::Random& random, Durability durability, SsdAdmit admit) {
   pool.flush();
   REQUIRE(pool.node->resize_ssd(test::capacity_of(kSsdUnits), test::never_hung()).has_value());
   REQUIRE(pool.node->resize(kDramUnits * kUnitBytes, 0, test::never_hung()).has_value());
+  pool.rest();
   pool.check_at_rest();
   const NodeStats stats = pool.node->stats();
   MESSAGE("delivered " << delivered << ", from the SSD " << stats.ssd_hits << ", stored " << stored
