@@ -85,3 +85,30 @@ def test_unknown_target_is_found(tree_of: Callable[[dict[str, str]], Tree]) -> N
     page = "To make sure: `make test`, `make check gone`.\n\n```\nmake lost ARGS=x\n```\n"
     tree = tree_of({"README.md": page, "Makefile": "test: a\ncheck:\nlost := 1\n"})
     assert list(unknown_targets(tree)) == ["README.md: make gone", "README.md: make lost"]
+
+
+def events_of(text: str) -> set[str]:
+    """The events that a source logs: the first text of a call on the daemon's log."""
+    call = re.compile(r'log\.(?:debug|info|warning|error|often)\((?:logging\.\w+,)?\s*"([^"%]+)"')
+    return set(call.findall(text))
+
+
+def test_every_event_of_the_log_is_in_its_table(repository: Tree) -> None:
+    """People look for them, and programs match them: a name is kept, and told."""
+    found = {
+        event
+        for path, text in repository.select(".py")
+        if path.startswith("kvpool/")
+        for event in events_of(text)
+    }
+    (page,) = [text for path, text in repository.select(".md") if path == "docs/operating.md"]
+    table = page[page.index("### The log") : page.index("### When something dies")]
+    assert {"ready", "refused", "memory shared out"} <= found
+    assert not {event for event in found if f"`{event}`" not in table}
+
+
+def test_an_event_is_found_however_it_is_logged() -> None:
+    text = (
+        'self.log.often(logging.INFO, "one", a=1)\nlog.info("two")\nlog.error(\n    "three", b=2)'
+    )
+    assert events_of(text) == {"one", "two", "three"}
