@@ -51,7 +51,7 @@ class SlabFile {
   SlabFile& operator=(const SlabFile&) = delete;
 
   // `offset` is from unit 0. 0, or why it failed as an errno; then the bytes there, or in `into`,
-  // are anything.
+  // are anything. ENODATA: the file ends before, as it may have been cut shorter meanwhile.
   int write_at(std::uint64_t offset, const std::byte* from, std::size_t bytes);
   int read_at(std::uint64_t offset, std::byte* into, std::size_t bytes);
   // Slots that lie one behind the other, in one call: at 64 KiB a call for each costs three times
