@@ -192,7 +192,9 @@ def test_an_admin_acts_as_the_tenant_that_it_names(tmp_path: Path) -> None:
             assert pool.namespace(opaque()).put([bytes(16)], bytes(4096)).stored == 1
         with client.open_pool(Reach(there, tenant="umbrella")) as pool:
             assert pool.namespace(opaque()).lookup([bytes(16)]).blocks == 0
-        with pytest.raises(Refused, match=r"there is no tenant .nobody.; there are: acme, umbrella"):
+        with pytest.raises(
+            Refused, match=r"there is no tenant .nobody.; there are: acme, umbrella"
+        ):
             Operator.connect(Reach(there, tenant="nobody"), 5.0)
 
 
