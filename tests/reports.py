@@ -114,7 +114,7 @@ def tenant(name: str = "default", scale: int = 1, *, has_ssd: bool = True) -> re
         clients=[client(1, "prefill"), client(2, "decode")],
         lease_ages=[4, 2, 1, 0, 0],
         pinned_prefixes=1,
-        limits={"max_clients": 512, "put_rate": 0, "get_rate": 0},
+        limits={"max_clients": 512, "put_bytes_per_s": 0, "get_bytes_per_s": 0},
         refused={"not_admin": 2},
     )
 

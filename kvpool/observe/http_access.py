@@ -68,7 +68,7 @@ class Access:
 
     def knows_host(self, host: str | None) -> bool:
         """Of a Host header. Beyond loopback any: there a token is needed, which other pages have
-        not."""
+        not; where it is not (is_for_all), such a page in a browser of that network can read."""
         if not self.is_loopback:
             return True
         name, colon, port = (host or "").lower().rpartition(":")

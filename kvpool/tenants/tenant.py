@@ -138,11 +138,6 @@ class Tenant:
         with self._lock:
             return dict(self.named)
 
-    def number_of(self, manifest: Manifest) -> int | None:
-        """Of a namespace that somebody opened since the start."""
-        found = (number for number, one in self.manifests().items() if one == manifest)
-        return next(found, None)
-
     def opened(self, manifest: Manifest) -> _core.OpenedSpace:
         """Its namespace, for calls on blocks in this process."""
         assert manifest.block_bytes is not None  # computed by the manifest
