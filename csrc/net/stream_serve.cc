@@ -6,6 +6,8 @@
 #include <array>
 #include <cstring>
 
+#include "block/copy.h"
+
 namespace kvpool {
 namespace {
 
@@ -70,7 +72,7 @@ void StreamServe::forget_room() {
 std::size_t StreamServe::take_gathered(std::byte* to, std::uint64_t bytes) {
   const std::byte* from = buffer_.data() + begin_;
   const std::size_t taken = skip_gathered(bytes);
-  std::memcpy(to, from, taken);
+  racy_fill(to, from, taken);  // into a slot: somebody may still be copying what lay there before
   return taken;
 }
 

@@ -1,15 +1,17 @@
 """Runs every C++ test case as one pytest item, as shipped and under each sanitizer.
 
 Each case gets its own process, so a crash loses one case and a report names the case that caused
-it. Nothing is skipped: a build that is missing, that does not compile or that lists no case is a
-failing item, and so is a case that checks nothing. `make core-tests` makes the builds; here they
-are only brought up to date, so that a run never judges old code. The canaries are cases that must
-fail: they prove that each build still catches what it is there for.
+it; a few run at once. Nothing is skipped: a build that is missing, that does not compile or that
+lists no case is a failing item, and so is a case that checks nothing. `make core-tests` makes the
+builds; here they are only brought up to date, so that a run never judges old code. The canaries
+are cases that must fail: they prove that each build still catches what it is there for.
 """
 
 import os
 import re
 import subprocess
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
@@ -19,6 +21,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FLAVOURS = ("core", "asan", "tsan")
 CASE_S_MAX = 300
+CASES_AT_ONCE_MAX = 4
 BUILD_S_MAX = 1800
 SANITIZER_OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1",
@@ -117,9 +120,23 @@ def verdict(flavour: str, case: str) -> str:
     return build.fault or run_case(build, case)
 
 
+@pytest.fixture(scope="session")
+def verdicts(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str, str], Future[str]]]:
+    """Of the cases asked for, some at once: most wait, on purpose, more than they compute."""
+    of_cases = [
+        item.callspec.params
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.function is test_core
+    ]
+    wanted = [(str(params["flavour"]), str(params["case"])) for params in of_cases]
+    with ThreadPoolExecutor(min(CASES_AT_ONCE_MAX, os.cpu_count() or 1)) as pool:
+        yield {(flavour, case): pool.submit(verdict, flavour, case) for flavour, case in wanted}
+        pool.shutdown(cancel_futures=True)
+
+
 @pytest.mark.parametrize(("flavour", "case"), ITEMS)
-def test_core(flavour: str, case: str) -> None:
-    wrong = verdict(flavour, case)
+def test_core(flavour: str, case: str, verdicts: dict[tuple[str, str], Future[str]]) -> None:
+    wrong = verdicts[flavour, case].result()
     if wrong:
         pytest.fail(wrong, pytrace=False)
 

@@ -65,6 +65,7 @@ class NodeAgainstModel {
     while (!leases_.empty()) release();
     look_at_rest();
     restart(/*flushes=*/true);
+    count();  // what the last restart read back from the SSD: the least there is in a short run
   }
   std::uint64_t from_ssd = 0, restored = 0, moved = 0;
 
@@ -223,8 +224,7 @@ class NodeAgainstModel {
     const NodeStats before = pool_.node->stats();
     REQUIRE(before.dead == 0);
     REQUIRE(before.ssd_blocks <= before.blocks);
-    from_ssd += before.ssd_hits;
-    moved += before.store.ssd_moved;
+    count();
     std::vector<Place> on_ssd;
     for (const Place& place : may_be_there_)
       if (pool_.tier(*space_of(place).handle, key(place)) == kTierSsd) on_ssd.push_back(place);
@@ -246,6 +246,13 @@ class NodeAgainstModel {
       REQUIRE(pool_.gets(*space_of(place).handle, key(place), space_of(place).version));
     if (now.store.restored_orphans > 0) may_be_there_ = there;
     was_removed_ = !removed_.empty();
+  }
+
+  // What this node did, before the next one takes its place.
+  void count() {
+    const NodeStats stats = pool_.node->stats();
+    from_ssd += stats.ssd_hits;
+    moved += stats.store.ssd_moved;
   }
 
   const Shape shape_;
