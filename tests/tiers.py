@@ -1,6 +1,7 @@
 """Small SSD tiers for tests that spoil them: blocks that are no chain, each alone in its extent."""
 
 import contextlib
+import ctypes
 import os
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from tests.pools import BLOCK_BYTES, got, key, opaque, opened, payload
 MIB = 1 << 20
 DATA_OFFSET = 64 << 10  # of the first unit in the slab file
 NOBODY = 65534
+LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 @contextlib.contextmanager
@@ -66,7 +68,14 @@ def disk_bytes(tier: Path) -> int:
 
 
 def free_bytes(path: Path) -> int:
-    facts = os.statvfs(path)
+    """At rest: ext4 knows what a file really takes only once it is written to the disk."""
+    place = os.open(path, os.O_RDONLY)
+    try:
+        if LIBC.syncfs(place) != 0:
+            raise OSError(ctypes.get_errno(), "syncfs", str(path))
+        facts = os.fstatvfs(place)
+    finally:
+        os.close(place)
     return facts.f_bavail * facts.f_frsize
 
 
