@@ -52,12 +52,10 @@ def next_limits(budget: int, needs: Sequence[Need]) -> list[int]:
         max(0, goal - each.limit) if each.is_pressed else 0
         for goal, each in zip(goals, needs, strict=True)
     ]
-    lacks = [lack if lack >= step else 0 for lack in lacks]
     free = _whole(max(0, -over))
-    grown = _grown(limits, lacks, free)
     on_its_way = sum(each.held - each.limit for each in needs)
-    short = sum(lacks) - free - on_its_way
-    return _shrunk(grown, needs, goals, short, step)
+    short = sum(lack for lack in lacks if lack >= step) - free - on_its_way
+    return _shrunk(_grown(needs, free), needs, goals, short, step)
 
 
 def _wish(need: Need) -> int:
@@ -90,14 +88,17 @@ def _shares(budget: int, ranges: Sequence[tuple[int, int]]) -> list[int]:
     return shares
 
 
-def _grown(limits: list[int], lacks: list[int], free: int) -> list[int]:
-    """With what is free, whoever lacks least of it first; so that nobody waits for a large one."""
-    grown = list(limits)
-    for at in sorted(range(len(lacks)), key=lambda at: lacks[at]):
-        more = min(lacks[at], free)
-        grown[at] += more
-        free -= more
-    return grown
+def _grown(needs: Sequence[Need], free: int) -> list[int]:
+    """With what is free: all of it for who is pressed, the poorest of them first.
+
+    Not up to the goals alone: those leave room for what others might come to use, and until they do
+    it would be of use to nobody.
+    """
+    ranges = [
+        (each.limit, max(each.limit, each.most) if each.is_pressed else each.limit)
+        for each in needs
+    ]
+    return _shares(sum(each.limit for each in needs) + free, ranges)
 
 
 def _shrunk(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvpool.tenants.budget import STEP_SHARE, UNIT_BYTES, Need, first_limits, next_limits
@@ -70,6 +70,21 @@ def step(budget: int, crowd: list[Simulated], give_back: float = 1.0) -> list[in
     return limits
 
 
+def one_that_lacks_what_another_may_come_to_use() -> tuple[int, list[Simulated]]:
+    """The first could use ten units; they are free, and seven of them the third's to spare."""
+    crowd = [
+        Simulated(least * UNIT, most * UNIT, limit * UNIT, wants * UNIT)
+        for least, most, limit, wants in [
+            (21, 104, 94, 104),
+            (1, 46, 46, 41),
+            (13, 94, 84, 80),
+            (1, 1, 1, 0),
+            (1, 79, 49, 43),
+        ]
+    ]
+    return 284 * UNIT, crowd
+
+
 @given(crowd=crowds())
 def test_the_first_limits_are_within_the_budget_and_fair(
     crowd: tuple[int, list[Simulated]],
@@ -115,6 +130,7 @@ def test_needs_that_stay_the_same_come_to_rest(crowd: tuple[int, list[Simulated]
 
 @settings(max_examples=200)
 @given(crowd=crowds())
+@example(crowd=one_that_lacks_what_another_may_come_to_use())
 def test_at_rest_nobody_lacks_what_another_does_not_use(
     crowd: tuple[int, list[Simulated]],
 ) -> None:

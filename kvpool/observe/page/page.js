@@ -285,5 +285,4 @@ at("login").addEventListener("submit", (event) => {
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => shown.report && show());
 document.addEventListener("visibilitychange", () => !document.hidden && run());
-addEventListener("DOMContentLoaded", run);
-if (document.readyState !== "loading") run();
+run(); // a module: the document is there
