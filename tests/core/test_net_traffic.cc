@@ -257,8 +257,7 @@ TEST_CASE("net traffic: blocks of the SSD, through every channel") {
   for (std::uint64_t first = 0; first < 200; first += 8) callers[2].put(keys_from(first, 8));
   for (Caller& caller : callers)
     for (const std::uint64_t what : {3, 5})
-      for (std::uint64_t first = 0; first < 200; first += 8)
-        caller.step(what, keys_from(first, 8));
+      for (std::uint64_t first = 0; first < 200; first += 8) caller.step(what, keys_from(first, 8));
   check_all(*host.node, of, callers);
   const TrafficTotals totals = traffic_of(*host.node, of);
   CHECK(totals.loaded_ssd > 0);
