@@ -7,8 +7,8 @@ Promises:  1. what is held, or may be held, never comes to more than the budget:
            3. nobody loses anything unless somebody else needs it; and what is in use is only taken
               from who has more than its equal share of it;
            4. what nobody holds goes to those who are pressed, the poorest first;
-           5. needs that stay the same lead to limits that stay the same: for less than STEP_SHARE of
-              the budget nothing is taken from anybody.
+           5. needs that stay the same lead to limits that stay the same: for less than STEP_SHARE
+              of the budget nothing is taken from anybody.
 """
 
 from __future__ import annotations
