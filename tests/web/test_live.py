@@ -77,9 +77,7 @@ def test_prometheus_has_what_the_daemon_says(prometheus: Prometheus, daemon: Ser
 def test_the_page_shows_the_daemon(browser: Browser, daemon: Served, tmp_path: Path) -> None:
     with browser.tab() as tab:
         tab.open(f"{daemon.http_address}/")
-        tab.wait(
-            "document.activeElement.id === 'token'"
-        )  # not before it was told that it needs one
+        tab.wait("document.activeElement.id === 'token'")  # once it was told that it needs one
         tab.type(TOKEN)
         tab.press("Enter")
         tab.wait("document.body.innerText.includes('chat')")
