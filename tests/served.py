@@ -125,7 +125,10 @@ class Served:
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
     def signal(self, number: signal.Signals) -> None:
+        """SIGSTOP: returns once every thread has stopped, which is some time after it is sent."""
         self.process.send_signal(number)
+        if number == signal.SIGSTOP:
+            os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def kill(self) -> None:
         self.process.kill()

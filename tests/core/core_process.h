@@ -1,10 +1,13 @@
 // A child process for what cannot be tried in the test's own: limits, other users, crashes.
 #pragma once
 #include <doctest/doctest.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+
+#include "base/check.h"
 
 namespace kvpool::test {
 
@@ -18,6 +21,16 @@ int status_of_child(Body body) {
   int status = 0;
   while (waitpid(child, &status, 0) < 0) REQUIRE(errno == EINTR);
   return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+// To a child. After SIGSTOP it returns once every thread of it has stopped: they run on for a while
+// after kill(), long enough to serve a request.
+inline void send_signal(pid_t child, int number) {
+  KVP_CHECK(kill(child, number) == 0);
+  siginfo_t what{};
+  while (number == SIGSTOP &&
+         waitid(P_PID, static_cast<id_t>(child), &what, WSTOPPED | WEXITED | WNOWAIT) != 0)
+    KVP_CHECK(errno == EINTR);
 }
 
 }  // namespace kvpool::test

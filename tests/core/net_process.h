@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <sys/wait.h>
 
+#include "core_process.h"
 #include "net_shm.h"
 
 namespace kvpool::test {
@@ -56,7 +57,7 @@ class ClientProcess {
     char what = 0;
     return read(from_, &what, 1) == 1 ? what : '\0';
   }
-  void signal(int number) const { REQUIRE(::kill(id_, number) == 0); }
+  void signal(int number) const { send_signal(id_, number); }
   void kill() {
     ::kill(id_, SIGKILL);
     (void)join();

@@ -276,7 +276,7 @@ class NodeProcess {
     close(link_);
   }
   test::ShmTicket ticket() const { return receive_offer(link_); }
-  void signal(int number) const { ::kill(id_, number); }
+  void signal(int number) const { test::send_signal(id_, number); }
 
  private:
   pid_t id_ = 0;
