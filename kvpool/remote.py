@@ -158,6 +158,11 @@ class RemoteBackend:
     def is_closed(self) -> bool:
         return self._session.closed.is_set()
 
+    @property
+    def shares_memory(self) -> bool:
+        """See Pool.shares_memory."""
+        return bool(self._session.shares_memory)
+
     def require_usable(self) -> None:
         """Raises PoolClosed or ForkedProcess where no call can be made."""
         if self.is_forked:

@@ -55,6 +55,13 @@ def test_what_one_client_puts_another_gets(
             assert got(other.namespace(space.manifest), SOME) == 6
 
 
+def test_who_reads_in_place_says_so(node: Served) -> None:
+    for kind in ("unix", "tcp"):
+        with connected(node, kind) as pool:
+            assert pool.shares_memory == (kind == "unix")
+        assert pool.shares_memory == (kind == "unix")  # it does not change with the connection
+
+
 def test_a_put_without_patience_stores_and_costs_nobody_a_connection(
     pool: kvpool.Pool, request: pytest.FixtureRequest
 ) -> None:
