@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvpool.connectors.facts import Group
-
 from kvpool.errors import BadArgument
 
 # Kinds whose blocks are pages that do not change once they are full, and which say by themselves

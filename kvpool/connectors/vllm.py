@@ -22,9 +22,6 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from kvpool.connectors.attach import Attachment
-from kvpool.connectors.facts import Shard
-from kvpool.connectors.options import read_options
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -36,6 +33,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from kvpool.connectors.attach import Attachment
+from kvpool.connectors.facts import Shard
+from kvpool.connectors.options import read_options
 from kvpool.connectors.pages import kind_of
 from kvpool.connectors.vllm_lookup import GroupShape
 from kvpool.connectors.vllm_messages import Handshake, Report, Step
@@ -88,6 +88,7 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):
         self._is_prefill_only = transfer.kv_role == "kv_producer"
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
+        self._failed_pages: set[int] = set()  # of the loads that were reported last
         name = f"vllm {role.name.lower()} {transfer.engine_id or ''}"[:64]
         if role is KVConnectorRole.SCHEDULER:
             engine = _shape_of(vllm_config, kv_cache_config)  # raises before a node is waited for
@@ -160,7 +161,7 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):
         return None, results.finished_recving or None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        failed, self._failed_pages = getattr(self, "_failed_pages", set()), set()
+        failed, self._failed_pages = self._failed_pages, set()
         return failed
 
     @quiet(lambda: None)

@@ -12,9 +12,8 @@ from typing import Any
 
 from kvpool.connectors.attach import Attachment
 from kvpool.connectors.facts import with_adapter
-from kvpool.connectors.weights import adapter_identity
-
 from kvpool.connectors.vllm_lookup import GroupShape, Ranks
+from kvpool.connectors.weights import adapter_identity
 from kvpool.manifest import Manifest, unpack
 
 

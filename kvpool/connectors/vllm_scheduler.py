@@ -25,7 +25,6 @@ from typing import Any
 
 from kvpool.connectors.attach import Attachment
 from kvpool.connectors.options import Options
-
 from kvpool.connectors.vllm_counts import Counts
 from kvpool.connectors.vllm_events import StoredEvents
 from kvpool.connectors.vllm_lookup import GroupShape, Lookup, Offer, Ranks
@@ -190,7 +189,8 @@ class SchedulerHalf:
 
     def _hashed_tokens(self, request: Any) -> int:
         shape = self._shapes[0]
-        return len(request.block_hashes) // shape.hashes_per_block * shape.block_tokens
+        hashes: int = len(request.block_hashes)
+        return hashes // shape.hashes_per_block * shape.block_tokens
 
     def _is_quick(self, offer: Offer) -> bool:
         blocks = len(offer.tiers) * len(self._shapes)
@@ -450,7 +450,7 @@ def _awaited_tokens(request: Any, unit: int) -> int:
     blocks = params.get("kvpool_blocks") if isinstance(params, dict) else None
     if not isinstance(blocks, int) or isinstance(blocks, bool) or blocks <= 0:
         return 0
-    return min(blocks * unit, request.num_tokens)
+    return min(blocks * unit, int(request.num_tokens))
 
 
 def unit_of(shapes: Iterable[GroupShape]) -> int:

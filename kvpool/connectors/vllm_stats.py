@@ -22,6 +22,8 @@ _PREFIX = "vllm:kvpool_"
 class KvpoolStats(KVConnectorStats):
     """Counters of one interval."""
 
+    data: dict[str, float]
+
     def reset(self) -> None:
         self.data = {}
 

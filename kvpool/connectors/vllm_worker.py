@@ -23,11 +23,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
 from kvpool.connectors.attach import Attachment
 from kvpool.connectors.facts import Shard, manifest_of, with_adapter
-from kvpool.connectors.options import Options
-
 from kvpool.connectors.moving import Mover, Ticket, mover_for
+from kvpool.connectors.options import Options
 from kvpool.connectors.pages import PagedGroup, read_groups
 from kvpool.connectors.save_buffer import SaveBuffer
 from kvpool.connectors.self_test import check_round_trip
