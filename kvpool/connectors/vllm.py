@@ -186,7 +186,14 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):
         return self._decides.matched(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        self._decides.allocated(request, blocks, num_external_tokens)
+        try:
+            self._decides.allocated(request, blocks, num_external_tokens)
+        except Exception:
+            if os.environ.get(STRICT_VARIABLE):
+                raise
+            log.exception("kvpool: a fault of kvpool itself; the prompt is computed")
+            if num_external_tokens:
+                self._decides.lost(request, blocks)
 
     @quiet(Step)
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:

@@ -31,13 +31,16 @@ from kvpool.connectors.vllm_lookup import GroupShape, Lookup, Offer, Ranks
 from kvpool.connectors.vllm_messages import Load, Part, Report, Save, Step
 from kvpool.connectors.vllm_pace import Pace
 from kvpool.connectors.vllm_ranks import RankSpaces
-from kvpool.types import Tier
+from kvpool.types import Miss, Tier
 
 NULL_PAGE = 0  # vLLM's block for tokens that no layer of a group sees any more
 _THREADS = 8
 _INLINE_BLOCKS = 256  # so many are pinned without a request; more go to a thread
 _OFFER_S = 30.0  # that an engine without free pages may take to accept an offer
 _NOTHING = (0, False)
+# In kv_transfer_params: what a prefill engine tells the decode engine.
+BLOCKS_PARAM = "kvpool_blocks"
+NAMESPACE_PARAM = "kvpool_namespace"
 
 log = logging.getLogger("vllm.kvpool")
 
@@ -116,7 +119,8 @@ class SchedulerHalf:
         self._requests: dict[str, Followed] = {}
         self._leaving: dict[str, Followed] = {}  # finished while a load was under way
         self._loads: list[Load] = []
-        self._steps: deque[tuple[float, int]] = deque()  # under way: when scheduled, tokens
+        # Under way: when scheduled, tokens. Engines schedule a step or two ahead.
+        self._steps: deque[tuple[float, int]] = deque(maxlen=8)
         self._stepped_at = 0.0
         self.pace = Pace()
         self.counts = Counts()
@@ -168,7 +172,7 @@ class SchedulerHalf:
             return False
         self.counts.add("lookups")
         self.counts.add("lookup_blocks", (limit - local) // self._lookup.unit)
-        awaited = _awaited_tokens(request, self._lookup.unit)
+        awaited = self._awaited_tokens(request)
         query = Query(list(request.block_hashes), limit, local, awaited)
         ranks = self._ranks.opened("" if request.lora_request is None else followed.adapter)
         if ranks is None or awaited or not self._attachment.shares_memory:
@@ -191,6 +195,19 @@ class SchedulerHalf:
         shape = self._shapes[0]
         hashes: int = len(request.block_hashes)
         return hashes // shape.hashes_per_block * shape.block_tokens
+
+    def _awaited_tokens(self, request: Any) -> int:
+        """Tokens of the prompt that another engine said it stores, where we would find them."""
+        params = request.kv_transfer_params
+        if not isinstance(params, dict):
+            return 0
+        blocks = params.get(BLOCKS_PARAM)
+        if not isinstance(blocks, int) or isinstance(blocks, bool) or blocks <= 0:
+            return 0
+        if params.get(NAMESPACE_PARAM, self._ranks.name) != self._ranks.name:
+            self.counts.add("no_hit", reason="other_namespace")  # another shard or another dtype
+            return 0
+        return min(blocks * self._lookup.unit, int(request.num_tokens))
 
     def _is_quick(self, offer: Offer) -> bool:
         blocks = len(offer.tiers) * len(self._shapes)
@@ -248,7 +265,7 @@ class SchedulerHalf:
         followed.saved = offer.tokens // self._shapes[0].block_tokens
         tokens = offer.tokens - (self._lookup.unit if self._has_eagle and offer.tokens else 0)
         fresh = max(0, tokens - local)
-        reason = self._reason_against(fresh)
+        reason = self._reason_against(fresh, offer.miss)
         if reason:
             self.counts.add("no_hit", reason=reason)
             followed.drop_offer()
@@ -257,9 +274,9 @@ class SchedulerHalf:
         followed.local = local
         return fresh, True
 
-    def _reason_against(self, fresh: int) -> str:
+    def _reason_against(self, fresh: int, miss: Miss) -> str:
         if fresh == 0:
-            return "not_present"
+            return "not_present" if miss in (Miss.NONE, Miss.ABSENT) else miss.name.lower()
         if fresh < self._options.min_blocks * self._lookup.unit:
             return "too_few"
         if self._options.recompute_estimate and not self.pace.is_worth(
@@ -284,6 +301,14 @@ class SchedulerHalf:
         followed.is_done = True
         self.counts.add("hit_blocks", sum(len(part.pages) for part in parts))
         self._loads.append(Load(request.request_id, followed.adapter or "", parts))
+
+    def lost(self, request: Any, blocks: Any) -> None:
+        """After a fault of ours in allocated(): the engine waits for a load, so there is one.
+
+        It has no hashes, which fails it: the engine computes all of the prompt.
+        """
+        pages = [page for page in blocks.get_block_ids()[0] if page != NULL_PAGE]
+        self._loads.append(Load(request.request_id, "", [Part(0, pages, [])]))
 
     def _parts(
         self, followed: Followed, pages: Sequence[Sequence[int]], external: int
@@ -322,7 +347,8 @@ class SchedulerHalf:
                 save = self._save_of(request_id, output)
                 if save is not None:
                     step.saves.append(save)
-        self._steps.append((self._clock(), output.total_num_scheduled_tokens))
+        if output.total_num_scheduled_tokens:  # others may have no answer
+            self._steps.append((self._clock(), output.total_num_scheduled_tokens))
         return step
 
     def _save_of(self, request_id: str, output: Any) -> Save | None:
@@ -416,7 +442,10 @@ class SchedulerHalf:
             followed.forget_lookup()
         shape = self._shapes[0]
         stored = min(followed.saved, request.num_prompt_tokens // shape.block_tokens)
-        return {"kvpool_blocks": stored * shape.block_tokens // self._lookup.unit}
+        return {
+            BLOCKS_PARAM: stored * shape.block_tokens // self._lookup.unit,
+            NAMESPACE_PARAM: self._ranks.name,
+        }
 
     def reset(self) -> bool:
         """Drop everything: the weights changed. False where no node did it in time."""
@@ -442,15 +471,6 @@ class SchedulerHalf:
 def _release_found(asked: Future[Offer]) -> None:
     if not asked.cancelled() and asked.exception() is None:
         asked.result().release()
-
-
-def _awaited_tokens(request: Any, unit: int) -> int:
-    """Tokens of the prompt that another engine said it stores."""
-    params = request.kv_transfer_params
-    blocks = params.get("kvpool_blocks") if isinstance(params, dict) else None
-    if not isinstance(blocks, int) or isinstance(blocks, bool) or blocks <= 0:
-        return 0
-    return min(blocks * unit, int(request.num_tokens))
 
 
 def unit_of(shapes: Iterable[GroupShape]) -> int:

@@ -151,7 +151,7 @@ class WorkerHalf:
                 continue
             space = self._space(part.group, load.adapter)
             done = 0
-            if space is not None:
+            if space is not None and len(part.hashes) == len(part.pages):
                 keys = space.fold(part.hashes)
                 done = self._movers[part.group].load(space, part.pages, keys)
             failed += part.pages[done:]
