@@ -206,6 +206,8 @@ def _model_parts(config: Any) -> list[Part]:
         if value := need(model, name):
             parts.append((name, digest_of(value, name)))
     attention = need(config, "attention_config")
+    if need(attention, "hisparse_config") is not None:
+        raise BadArgument("hisparse_config is set: a page then holds some of its tokens only")
     for name, default in (("indexer_kv_dtype", "auto"), ("use_non_causal", False)):
         if (value := need(attention, name)) != default:
             parts.append((name, str(value)))

@@ -108,7 +108,9 @@ def engine(folder: Path | str) -> Any:
             prefill_context_parallel_size=1, cp_kv_cache_interleave_size=1
         ),
         load_config=SimpleNamespace(load_format="auto", download_dir=None),
-        attention_config=SimpleNamespace(indexer_kv_dtype="auto", use_non_causal=False),
+        attention_config=SimpleNamespace(
+            indexer_kv_dtype="auto", use_non_causal=False, hisparse_config=None
+        ),
         compilation_config=SimpleNamespace(
             static_forward_context={name: Layer() for name in NAMES}, mode=3, level=2
         ),
@@ -396,6 +398,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("cache_config.calculate_kv_scales", True, "computes scales of its own"),
     ("cache_config.prefix_caching_hash_algo", "crc32", "kvpool knows sha256"),
     ("parallel_config.prefill_context_parallel_size", 2, "which tokens a rank"),
+    ("attention_config.hisparse_config", SimpleNamespace(), "some of its tokens only"),
     ("load_config.load_format", "tensorizer", "where its weights are is unknown"),
     ("weight_transfer_config", SimpleNamespace(), "weights are replaced while the engine runs"),
     ("model_config.model_weights", "s3://bucket/model", "come from 's3://bucket/model'"),
