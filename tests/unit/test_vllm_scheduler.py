@@ -35,8 +35,8 @@ def test_whole_blocks_beyond_the_engines_own(pool: kvpool.Pool) -> None:
     rig = Rig(pool, ranks=2)
     rig.store(hashes_of(1, 6))
     assert rig.offered(rig.arrive(a_request("a", tokens=100)), local=32) == 64
-    # The last token is computed in any case: its logits are wanted.
-    assert rig.offered(rig.arrive(a_request("b", tokens=96))) == 80
+    # The engine computes the last token again, from a prompt that was loaded in full.
+    assert rig.offered(rig.arrive(a_request("b", tokens=96))) == 96
     assert rig.offered(rig.arrive(a_request("c", prompt=2))) == 0
     assert rig.counted()["no_hit.not_present"] == 1
 
@@ -59,7 +59,6 @@ def test_a_draft_model_computes_the_last_block(pool: kvpool.Pool) -> None:
     ("fields", "extra"),
     [
         ({"skip_reading_prefix_cache": True}, {}),
-        ({"tokens": 16}, {}),
         ({"tokens": 5}, {}),
         ({"tokens": 0}, {}),
         ({}, {"min_blocks": 7}),
@@ -387,6 +386,13 @@ def test_pages_of_a_window(pool: kvpool.Pool) -> None:
     (load,) = rig.half.next_step(a_step({}, {})).loads
     assert [part.pages for part in load.parts] == [[1, 2, 3, 4, 5, 6], [14, 15, 16]]
     assert load.parts[1].hashes == hashes_of(1, 6)[3:]
+
+
+def test_a_window_keeps_the_last_token_to_be_computed(pool: kvpool.Pool) -> None:
+    """vLLM would go back by a token, whose window begins a token, and maybe a block, earlier."""
+    rig = Rig(pool, groups=(FULL, WINDOW))
+    rig.store(hashes_of(1, 6))
+    assert rig.offered(rig.arrive(a_request("a", tokens=96))) == 80
 
 
 def test_what_a_decode_engine_is_told(pool: kvpool.Pool) -> None:
