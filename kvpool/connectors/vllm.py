@@ -149,7 +149,8 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):
             self._moves.begin_saves(metadata)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        finished = self._moves.finished_loads()
+        metadata = self._connector_metadata
+        finished = self._moves.finished_loads(isinstance(metadata, Step) and metadata.is_idle)
         self._failed_pages = finished.failed_pages
         return KVConnectorTransferResults(
             finished_recving=finished.requests, failed_recving=finished.failed_requests

@@ -19,7 +19,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,7 @@ NULL_PAGE = 0  # vLLM's block for tokens that no layer of a group sees any more
 _THREADS = 8
 _INLINE_BLOCKS = 256  # so many are pinned without a request; more go to a thread
 _OFFER_S = 30.0  # that an engine without free pages may take to accept an offer
+_IDLE_WAIT_S = 0.005
 _NOTHING = (0, False)
 # In kv_transfer_params: what a prefill engine tells the decode engine.
 BLOCKS_PARAM = "kvpool_blocks"
@@ -162,7 +163,7 @@ class SchedulerHalf:
         request = followed.request
         if followed.is_done or request.skip_reading_prefix_cache:
             return False
-        limit = min(request.num_tokens - 1, self._hashed_tokens(request))
+        limit = min(self._most_tokens(request), self._hashed_tokens(request))
         if limit - local < self._lookup.unit * self._options.min_blocks:
             followed.saved = max(followed.saved, local // self._shapes[0].block_tokens)
             return False
@@ -190,6 +191,13 @@ class SchedulerHalf:
         wait_s = self._options.wait_s if query.awaited else 0.0
         followed.asked_until = self._clock() + self._options.load_timeout_s + wait_s
         return True
+
+    def _most_tokens(self, request: Any) -> int:
+        """The last token is computed in any case. vLLM goes back by one token where all were loaded
+        between steps; a window may have lost what that token sees.
+        """
+        has_window = any(shape.window is not None for shape in self._shapes)
+        return int(request.num_tokens) - (1 if has_window else 0)
 
     def _hashed_tokens(self, request: Any) -> int:
         shape = self._shapes[0]
@@ -340,8 +348,10 @@ class SchedulerHalf:
     def next_step(self, output: Any) -> Step:
         """What the workers do in and after this step."""
         self._expire()
-        step = Step(self._loads, [])
+        step = Step(self._loads, [], is_idle=not output.total_num_scheduled_tokens)
         self._loads = []
+        if step.is_idle and not step.loads:
+            self._sleep_until_found()
         if self._saves != "none" and self._attachment.pool is not None:
             for request_id in output.num_scheduled_tokens:
                 save = self._save_of(request_id, output)
@@ -350,6 +360,12 @@ class SchedulerHalf:
         if output.total_num_scheduled_tokens:  # others may have no answer
             self._steps.append((self._clock(), output.total_num_scheduled_tokens))
         return step
+
+    def _sleep_until_found(self) -> None:
+        """An engine that could only ask again leaves the interpreter to the threads that look."""
+        asked = [each.asked for each in self._requests.values() if each.asked is not None]
+        if asked:
+            wait(asked, timeout=_IDLE_WAIT_S, return_when=FIRST_COMPLETED)
 
     def _save_of(self, request_id: str, output: Any) -> Save | None:
         followed = self._requests.get(request_id)
