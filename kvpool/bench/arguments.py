@@ -110,6 +110,15 @@ class BenchArguments:
             rich_help_panel=_VLLM,
         ),
     ] = None
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="That compute, of each engine on a CPU (default: as many as there are cores).",
+            rich_help_panel=_VLLM,
+        ),
+    ] = None
     mooncake: Annotated[
         Path | None, _engines("--mooncake", "DIR", "Where Mooncake is installed, for its system.")
     ] = None

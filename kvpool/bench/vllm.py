@@ -8,6 +8,7 @@ Not part of `kvpool bench all`: it needs a Python with vLLM, and minutes.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -50,6 +51,7 @@ def plan_of(scale: Scale) -> Plan:
         lengths_tokens=lengths,
         works=works,
         rounds=asked.rounds or scale.of(vllm_plan.ROUNDS, quick=1),
+        threads=asked.threads or len(os.sched_getaffinity(0)),
         installs=_installs(asked),
         seed=scale.seed,
         is_quick=scale.is_quick,

@@ -111,6 +111,7 @@ def _engine(plan: Plan, system: System, sizes: Sizes) -> Iterator[Engine]:
     environment = {
         **ENVIRONMENT,
         "VLLM_CPU_KVCACHE_SPACE": str(sizes.cache_gib(plan)),
+        "OMP_NUM_THREADS": str(plan.threads),
         **system.environment,
     }
     with engine(

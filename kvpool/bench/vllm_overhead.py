@@ -45,7 +45,7 @@ def overhead(plan: Plan) -> Iterator[Row]:
                 rate = _rate(pair, batch, outputs)
                 if number >= fills:
                     rates[pair.system.name].append(rate)
-    yield _row(rates)
+    yield _row(plan, rates)
 
 
 def _batch(plan: Plan, number: int, prompts: int) -> list[list[int]]:
@@ -65,13 +65,14 @@ def _rate(pair: Pair, batch: list[list[int]], outputs: int) -> float:
     return len(batch) * (PROMPT_TOKENS + outputs) / answer.seconds
 
 
-def _row(rates: dict[str, list[float]]) -> Row:
+def _row(plan: Plan, rates: dict[str, list[float]]) -> Row:
     alone, with_kvpool = (statistics.median(rates[name]) for name in SYSTEMS)
     beside = [ours / theirs for ours, theirs in zip(rates["kvpool"], rates["none"], strict=True)]
     fields: dict[str, Value] = {
         "work": "overhead",
         "system": "kvpool",
         "prompt_tokens": PROMPT_TOKENS,
+        "threads": plan.threads,
         "rounds": len(beside),
         "tokens_per_s": with_kvpool,
         "none_tokens_per_s": alone,

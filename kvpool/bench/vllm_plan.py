@@ -51,6 +51,7 @@ class EngineOptions:
     lengths: str | None = None
     works: str | None = None
     rounds: int | None = None
+    threads: int | None = None
     mooncake: Path | None = None
     lmcache: Path | None = None
 
@@ -78,6 +79,7 @@ class Plan:
     lengths_tokens: tuple[int, ...]
     works: tuple[str, ...]
     rounds: int
+    threads: int  # of each engine, that compute
     installs: dict[str, Path]
     seed: int
     is_quick: bool

@@ -25,7 +25,7 @@ TTFT = {
     "external_tokens", "times_recompute", "same_token",
 }  # fmt: skip
 OVERHEAD = {
-    "work", "system", "prompt_tokens", "rounds", "tokens_per_s", "none_tokens_per_s",
+    "work", "system", "prompt_tokens", "threads", "rounds", "tokens_per_s", "none_tokens_per_s",
     "pairs_ratio", "ratio",
 }  # fmt: skip
 TURNS = {
@@ -58,6 +58,7 @@ class LLM:
         if BREAKS == "start":
             raise RuntimeError("no such device")
         assert rest["disable_log_stats"] is False and "VLLM_CPU_KVCACHE_SPACE" in os.environ
+        assert os.environ["OMP_NUM_THREADS"] == os.environ.get("THREADS", "1")
         self.name = (kv_transfer_config or {}).get("kv_connector", "none")
         self.block, self.longest = block_size, max_model_len
         self.local, self.outside = set(), set()
@@ -127,6 +128,7 @@ def plan(model: Path, said: list[str] | None = None, **other: object) -> Plan:
         "lengths_tokens": (320, 640),
         "works": ("ttft",),
         "rounds": 2,
+        "threads": 1,
         "installs": {},
         "seed": 3,
         "is_quick": True,
@@ -141,8 +143,9 @@ def asked(model: Path, *more: str):
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_every_work_gives_its_rows(model: Path) -> None:
-    done = asked(model, "--systems", "kvpool,example", "--rounds", "2")
+def test_every_work_gives_its_rows(model: Path, monkeypatch) -> None:
+    monkeypatch.setenv("THREADS", "3")
+    done = asked(model, "--systems", "kvpool,example", "--rounds", "2", "--threads", "3")
     assert done.exit_code == 0, done.output
     assert "vllm 0.1" in done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
@@ -157,7 +160,7 @@ def test_every_work_gives_its_rows(model: Path) -> None:
         assert row["lowest_ms"] <= row["ttft_ms"] <= row["highest_ms"]
         assert row["rounds"] == row["same_token"] == 2
     (overhead,) = [row for row in rows if row["work"] == "overhead"]
-    assert overhead["rounds"] == 2
+    assert (overhead["rounds"], overhead["threads"]) == (2, 3)
     alone, pooled = [row for row in rows if row["work"] == "turns"]
     assert (alone["system"], pooled["system"]) == ("none", "kvpool")
     assert alone["external_rate"] == 0 < alone["hit_rate"]
@@ -178,7 +181,7 @@ def test_every_work_gives_its_rows(model: Path) -> None:
 )
 def test_what_is_not_proven_is_no_sample(model: Path, monkeypatch, rule, complaint) -> None:
     monkeypatch.setenv("BREAKS", rule)
-    done = asked(model, "--systems", "example", "--works", "ttft", "--rounds", "2")
+    done = asked(model, "--systems", "example", "--works", "ttft", "--threads", "1")
     assert done.exit_code == 1
     assert complaint in done.stderr, done.stderr
     assert not done.stdout
@@ -266,7 +269,7 @@ def test_whole_chunks_before_the_last_token_must_be_served(
 @pytest.mark.usefixtures("stand_in")
 def test_an_engine_ends_with_its_processes(model: Path) -> None:
     llm = {"model": str(model), "block_size": 128, "max_model_len": 512, "disable_log_stats": False}
-    space = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+    space = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
     with engine(Path(sys.executable), "none", llm, environment=space) as child:
         assert child.generate([[1, 2, 3]], 2).outputs == [[1, 1]]
         pid = child.pid
