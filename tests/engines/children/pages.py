@@ -4,6 +4,7 @@ Prints one line of JSON: what became of each case, "" or a traceback. Needs vLLM
 """
 
 import json
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -360,6 +361,40 @@ def what_is_there_is_not_copied_again() -> None:
         worker.begin_saves(step(saves=[Part(0, [1, 2, 3], hashes(3))]))
         counts = worker.stored(3)
         assert (counts["saved_blocks"], counts["present_blocks"]) == (1, 2)
+        worker.close()
+
+
+class Held(HostMover):
+    """Its copies are over when somebody says so."""
+
+    def __init__(self, group: PagedGroup, manifest: kvpool.Manifest) -> None:
+        super().__init__(group, manifest)
+        self.over = threading.Event()
+
+    def gather(self, pages: Any, out: Any) -> Any:
+        super().gather(pages, out)
+        return self
+
+    def wait(self) -> None:
+        assert self.over.wait(WAIT_S)
+
+
+@case
+def nothing_of_before_a_reset_is_stored() -> None:
+    with kvpool.open(dram="64MiB") as pool:
+        worker = Worker(pool)
+        held = Held(worker._groups[0], worker._manifests[0])
+        worker._movers = [held]
+        worker.begin_saves(step(saves=[Part(0, [1, 2], hashes(2))]))
+        worker.begin_saves(Step([], [], False, 1))
+        assert worker.take_report() is None  # it is not over
+        held.over.set()
+        assert worker.stored(2)["unsaved_blocks.reset"] == 2
+        worker.begin_saves(Step([], [Save(0, "", [Part(0, [1, 2], hashes(2))])], False, 1))
+        assert worker.stored(2)["saved_blocks"] == 2
+        report = worker.take_report()
+        assert report is not None
+        assert report.resets == {1: 1}
         worker.close()
 
 
