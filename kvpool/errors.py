@@ -37,9 +37,10 @@ class ManifestMismatch(BadArgument):
     """
 
     def __init__(self, name: str, differing: dict[str, tuple[object, object]]) -> None:
+        told = {field: told_apart(field, *pair) for field, pair in differing.items()}
         fields = "; ".join(
             f"{field}: stored {stored!r}, given {given!r}"
-            for field, (stored, given) in differing.items()
+            for field, (stored, given) in told.items()
         )
         super().__init__(f"namespace {name!r} exists with another manifest ({fields})")
         self.name = name
@@ -100,3 +101,16 @@ def shown(value: object) -> str:
     if type(value) in (str, bytes) and len(value) <= 64:  # type: ignore[arg-type]
         return repr(value)
     return f"a value of type {type(value).__name__}"
+
+
+def told_apart(field: str, one: object, other: object) -> tuple[object, object]:
+    """Both values of a manifest's field as messages have them.
+
+    `engine` is long, and most of it is the same in both: what is left are the parts that differ.
+    """
+    if field != "engine" or not (isinstance(one, str) and isinstance(other, str)):
+        return one, other
+    ones, others = one.split("; "), other.split("; ")
+    left = "; ".join(part for part in ones if part not in others)
+    right = "; ".join(part for part in others if part not in ones)
+    return (left, right) if left or right else (one, other)

@@ -211,6 +211,11 @@ class LocalBackend:
         """In a forked child of the process that opened it."""
         return self.node.is_forked
 
+    @property
+    def shares_memory(self) -> bool:
+        """The arena is this process's own."""
+        return True
+
 
 def _check_clock(clock: object) -> None:
     if clock is not None:

@@ -3,6 +3,9 @@
 The namespace id is SHA-256, cut to 16 bytes, of the manifest as msgpack: an array of
 [format version, [field name, value], ...] in the order of the fields below (docs/formats.md).
 Two manifests that differ in any field are different namespaces and can never meet. Pure.
+
+A field that came later is left out while it is empty, so that the ids of manifests that do not use
+it stay what they were.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ DTYPE_BITS = {
 }
 LAYOUTS = ("nhd", "hnd", "mla", "opaque")
 HASHES = ("sha256", "xxh3")
+LEFT_OUT_WHEN_EMPTY = frozenset({"engine"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,9 @@ class Manifest:
     kv_heads, head_dim: per shard; mla: head_dim is the latent's width and kv_heads is 1.
     block_tokens: tokens per block. tp, pp: (rank, size) of tensor and pipeline parallelism.
     adapter: digest of a LoRA adapter. salt: separates users who must not share.
+    engine: whatever else an engine's bytes depend on and no other field says (its attention kernel,
+    strides, quantisation), as text that has one spelling; parts between "; " are told apart in
+    messages.
     epoch: bump it to begin anew. hash: how prefixes are hashed; `xxh3` is faster and for a single
     tenant only, as whoever chooses tokens can make two prefixes collide.
     name: optional; two manifests of one name must be equal, so a misconfigured engine is told.
@@ -66,12 +73,13 @@ class Manifest:
     pp: tuple[int, int] = (0, 1)
     adapter: str = ""
     salt: str = ""
+    engine: str = ""
     epoch: int = 0
     hash: str = "sha256"
     block_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        for field in ("model", "name", "revision", "weights", "adapter", "salt"):
+        for field in ("model", "name", "revision", "weights", "adapter", "salt", "engine"):
             _check_text(field, getattr(self, field))
         if not self.model:
             raise BadArgument("model is empty; it names the weights that computed the KV")
@@ -116,7 +124,11 @@ class Manifest:
 
     def pack(self) -> bytes:
         """The manifest as canonical msgpack: the same bytes in every process and version."""
-        items = [[field.name, _plain(getattr(self, field.name))] for field in fields(self)]
+        items = [
+            [field.name, _plain(value)]
+            for field in fields(self)
+            if (value := getattr(self, field.name)) != "" or field.name not in LEFT_OUT_WHEN_EMPTY
+        ]
         return bytes(msgpack.packb([FORMAT_VERSION, *items], use_bin_type=True))
 
     @property
@@ -138,11 +150,12 @@ def unpack(packed: bytes) -> Manifest:
         raise BadArgument(f"not a manifest: {error}") from None
     if not isinstance(content, list) or not content or content[0] != FORMAT_VERSION:
         raise BadArgument(f"not a manifest of format version {FORMAT_VERSION}")
-    known = [field.name for field in fields(Manifest)]
     pairs = content[1:]
     if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
         raise BadArgument("a manifest is a list of [field, value] pairs")
-    if [name for name, _ in pairs] != known:
+    names = [name for name, _ in pairs]
+    known = [field.name for field in fields(Manifest)]
+    if names != [each for each in known if each in names or each not in LEFT_OUT_WHEN_EMPTY]:
         raise BadArgument(f"a manifest has the fields {', '.join(known)}, in that order")
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in pairs

@@ -51,6 +51,8 @@ class Backend(Protocol):
     def is_closed(self) -> bool: ...
     @property
     def is_forked(self) -> bool: ...
+    @property
+    def shares_memory(self) -> bool: ...
 
 
 class Pool:
@@ -138,6 +140,16 @@ class Pool:
     def check(self) -> None:
         """Abort the process if the pool's books do not add up (free + held = total). For tests."""
         self._backend.check()
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether blocks are read in place, so that a lookup or a view takes no request.
+
+        True of an embedded pool, and of a node of this host that gave its memory by its unix
+        socket; False where each is a round trip. Decided when the pool was opened; it stays so
+        while the node is away (a lookup is then a miss, at once) and after close(). O(1).
+        """
+        return self._backend.shares_memory
 
     @property
     def _node(self) -> Any:  # of an embedded pool; for tests and benches

@@ -358,6 +358,7 @@ def manifest_arguments() -> dict[str, Any]:
         "pp": (0, 1),
         "adapter": "",
         "salt": "",
+        "engine": "",
         "epoch": 0,
         "hash": "sha256",
         "block_bytes": 64,

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from kvpool.errors import KvpoolError
+from kvpool.errors import KvpoolError, told_apart
 from kvpool.types import Reason
 
 IN_DRAM, ON_SSD = 1, 2  # bits of `tiers`
@@ -325,8 +325,8 @@ def _differs(found: Elsewhere) -> str:
     differing = found.differing.items()
     pairs = [pair for pair in differing if pair[0] not in followers] or list(differing)
     told = ", ".join(
-        f"{name} is {ours!r} here and {theirs!r} there"
-        for name, (ours, theirs) in pairs[:_FIELDS_TOLD]
+        "{} is {!r} here and {!r} there".format(name, *told_apart(name, *values))
+        for name, values in pairs[:_FIELDS_TOLD]
     )
     more = f" and {len(pairs) - _FIELDS_TOLD} more fields differ" if pairs[_FIELDS_TOLD:] else ""
     return f"{told}{more}" if told else "its manifest is the same"

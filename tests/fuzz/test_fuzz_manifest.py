@@ -12,9 +12,10 @@ from kvpool.manifest import FORMAT_VERSION, unpack
 VALID = [
     Manifest(model="m").pack(),
     Manifest(model="模型", layout="opaque", block_bytes=4096, salt="s" * 40).pack(),
+    Manifest(model="m", engine="attention=A; block=32").pack(),
     Manifest(model="x" * 300, layers=(3, 9), kv_heads=8, head_dim=128, tp=(1, 4)).pack(),
 ]
-FIELDS = [name for name, _ in msgpack.unpackb(VALID[0])[1:]]
+FIELDS = [name for name, _ in msgpack.unpackb(VALID[2])[1:]]
 
 scalars = (
     st.none()
@@ -73,7 +74,7 @@ def test_damaged_manifests(
 def test_well_formed_msgpack_with_other_contents(
     version: Any, changes: dict[str, Any], shape: str
 ) -> None:
-    content = msgpack.unpackb(VALID[0])
+    content = msgpack.unpackb(VALID[2])
     pairs = [[name, changes.get(name, value)] for name, value in content[1:]]
     if shape == "map":
         refused_or_canonical(msgpack.packb(dict(pairs)))

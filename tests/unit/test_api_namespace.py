@@ -38,6 +38,7 @@ def test_one_manifest_is_one_namespace() -> None:
         {"pp": (0, 2)},
         {"adapter": "lora"},
         {"salt": "tenant"},
+        {"engine": "attention=A"},
         {"epoch": 1},
         {"hash": "xxh3"},
         {"block_bytes": 4097},

@@ -230,6 +230,7 @@ def test_close_is_idempotent_and_from_any_thread() -> None:
     pool = kvpool.open("8MiB")
     space = pool.namespace(opaque())
     assert not pool.closed
+    assert pool.shares_memory
     threads = [threading.Thread(target=pool.close) for _ in range(4)]
     for thread in threads:
         thread.start()

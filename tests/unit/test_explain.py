@@ -97,6 +97,12 @@ def test_another_namespace_has_it_and_the_field_is_named() -> None:
     assert "dtype is 'bfloat16' here and 'float8_e4m3' there" in found.sentence
 
 
+def test_of_an_engine_the_parts_that_differ_are_told() -> None:
+    engines = tuple(f"vllm=1; attention={name}; block=32" for name in ("A", "B"))
+    found = judged(NOWHERE, elsewhere=[Elsewhere("x", {"engine": engines}, present=4)])
+    assert "engine is 'attention=A' here and 'attention=B' there." in found.sentence
+
+
 def test_another_namespace_without_the_missing_block_is_only_a_hint() -> None:
     near = Elsewhere("chat-fp8", {"dtype": ("bfloat16", "float8_e4m3")}, present=1)
     found = judged(HERE, NOWHERE, elsewhere=[near])

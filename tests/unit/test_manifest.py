@@ -8,7 +8,8 @@ from typing import Any
 import msgpack
 import pytest
 
-from kvpool import BadArgument, BadType, Manifest
+from kvpool import BadArgument, BadType, Manifest, ManifestMismatch
+from kvpool.errors import told_apart
 from kvpool.manifest import FORMAT_VERSION, unpack
 
 FULL: dict[str, Any] = {
@@ -26,6 +27,7 @@ FULL: dict[str, Any] = {
     "pp": (0, 2),
     "adapter": "lora:77",
     "salt": "tenant-a",
+    "engine": "attention=A; strides=1,2",
     "epoch": 3,
     "hash": "xxh3",
 }
@@ -44,6 +46,7 @@ OTHER: dict[str, Any] = {
     "pp": (1, 2),
     "adapter": "",
     "salt": "tenant-b",
+    "engine": "",
     "epoch": 4,
     "hash": "sha256",
 }
@@ -63,7 +66,8 @@ GOLDEN = [
         {"model": "d", "layout": "mla", "layers": (2, 4), "head_dim": 576, "epoch": 7},
         "d985b361715b0f9e20aaed926cb50617",
     ),
-    (FULL, "a727d640ca2f899503bfeffc75d91d26"),
+    ({**FULL, "engine": ""}, "a727d640ca2f899503bfeffc75d91d26"),
+    (FULL, "bc308841e2371653928d8296879b7578"),
 ]
 
 
@@ -92,6 +96,7 @@ def test_the_id_is_the_digest_of_what_the_format_says() -> None:
         ["pp", [0, 2]],
         ["adapter", "lora:77"],
         ["salt", "tenant-a"],
+        ["engine", "attention=A; strides=1,2"],
         ["epoch", 3],
         ["hash", "xxh3"],
         ["block_bytes", 4 * 2 * 2 * 64 * 32 * 2],
@@ -157,6 +162,7 @@ def test_block_bytes_are_computed(fields: dict[str, Any], size: int) -> None:
         ({"model": ""}, "model is empty"),
         ({"model": "x" * 4097}, "model has 4097 bytes; at most 4096"),
         ({"salt": "é" * 2049}, "salt has 4098 bytes"),
+        ({"engine": "x" * 4097}, "engine has 4097 bytes; at most 4096"),
         ({"model": "\ud800"}, "lone surrogate"),
         ({"dtype": "fp16"}, "dtype is 'fp16'; it can be float32"),
         ({"layout": "NHD"}, "layout is 'NHD'"),
@@ -225,6 +231,57 @@ def test_pickle_keeps_it() -> None:
 def test_unpack_reads_what_pack_wrote(fields: dict[str, Any]) -> None:
     manifest = Manifest(**fields)
     assert unpack(manifest.pack()) == manifest
+
+
+def test_an_empty_engine_is_left_out_and_has_no_other_spelling() -> None:
+    content = msgpack.unpackb(Manifest(model="m").pack())
+    assert "engine" not in [name for name, _ in content[1:]]
+    place = [name for name, _ in content[1:]].index("epoch") + 1
+    content.insert(place, ["engine", "e"])
+    assert unpack(msgpack.packb(content)) == Manifest(model="m", engine="e")
+    content[place] = ["engine", ""]
+    with pytest.raises(BadArgument, match="canonical"):
+        unpack(msgpack.packb(content))
+
+
+@pytest.mark.parametrize("place", [1, 14, 16])
+def test_an_engine_in_another_place_is_refused(place: int) -> None:
+    content = msgpack.unpackb(Manifest(model="m").pack())
+    content.insert(place, ["engine", "e"])
+    with pytest.raises(BadArgument, match="in that order"):
+        unpack(msgpack.packb(content))
+
+
+def test_two_engines_are_refused() -> None:
+    content = msgpack.unpackb(Manifest(model="m", engine="e").pack())
+    content.insert(15, ["engine", "e"])
+    with pytest.raises(BadArgument, match="in that order"):
+        unpack(msgpack.packb(content))
+
+
+def test_engines_that_differ_are_told_by_the_parts_that_do() -> None:
+    one, other = (
+        Manifest(model="m", engine=f"vllm=1; attention={name}; block=32") for name in ("A", "B")
+    )
+    told = str(ManifestMismatch("prod", one.differing(other)))
+    assert "engine: stored 'attention=A', given 'attention=B'" in told
+    assert "block=32" not in told
+    assert one.differing(other) == {"engine": (one.engine, other.engine)}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "told"),
+    [
+        ("a=1", "a=1; b=2", ("", "b=2")),
+        ("", "a=1; b=2", ("", "a=1; b=2")),
+        ("a=1; b=2", "b=2; a=1", ("a=1; b=2", "b=2; a=1")),
+        ("whole text", "other text", ("whole text", "other text")),
+        (None, "a=1", (None, "a=1")),  # what a node of another version may tell
+    ],
+)
+def test_parts_of_engines(one: Any, other: Any, told: tuple[Any, Any]) -> None:
+    assert told_apart("engine", one, other) == told
+    assert told_apart("salt", "a; b", "a; c") == ("a; b", "a; c")
 
 
 def repacked(change: Any) -> bytes:
