@@ -446,9 +446,12 @@ def test_a_reset_drops_the_pool_for_good(pool: kvpool.Pool) -> None:
     # What workers stored meanwhile goes once all have said that nothing old comes any more.
     rig.store(hashes_of(1, 6))
     stepped(rig, {}, {}, resets={1: 1})
-    assert rig.offered(rig.arrive(a_request("early"))) == 96
+    assert rig.offered(rig.arrive(a_request("early"))) == 0
+    assert rig.counted()["no_hit.reset"] >= 1
     stepped(rig, {}, {}, resets={1: 1})
     assert rig.offered(rig.arrive(a_request("late"))) == 0
+    rig.store(hashes_of(1, 6))
+    assert rig.offered(rig.arrive(a_request("new"))) == 96
 
 
 def test_a_reset_is_owed_while_there_is_no_node(pool: kvpool.Pool) -> None:
@@ -458,6 +461,7 @@ def test_a_reset_is_owed_while_there_is_no_node(pool: kvpool.Pool) -> None:
     rig.half._ranks._opened.clear()  # as at a start without a node
     rig.half.reset()
     rig.attachment.pool = pool
+    stepped(rig, {}, {}, resets={1: 1})
     assert rig.offered(rig.arrive(a_request("a"))) == 0
     rig.store(hashes_of(1, 6))
     assert rig.offered(rig.arrive(a_request("b"))) == 96
