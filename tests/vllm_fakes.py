@@ -98,7 +98,7 @@ def manifest(group: int = 0, rank: int = 0) -> kvpool.Manifest:
         layout="opaque",
         block_tokens=BLOCK,
         block_bytes=BLOCK_BYTES,
-        tp=(rank, 2),
+        tp=(rank, 4),
     )
 
 

@@ -235,7 +235,8 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):
 
     @quiet(lambda: False)
     def reset_cache(self) -> bool:
-        return self._decides.reset()
+        self._decides.reset()
+        return True
 
     # --- both ------------------------------------------------------------------------------------
 
@@ -281,7 +282,12 @@ def _shape_of(config: Any, caches: Any) -> EngineShape:
         if window is not None:
             window += int(getattr(getattr(spec, "first_spec", spec), "extra_retained_tokens", 0))
         tokens = int(spec.block_size)
-        shapes.append(GroupShape(tokens, max(1, tokens // hashed), window))
+        if tokens % hashed:
+            raise BadArgument(
+                f"KV cache group {at} has blocks of {tokens} tokens, and vLLM's hashes cover "
+                f"{hashed}: no hash names such a block"
+            )
+        shapes.append(GroupShape(tokens, tokens // hashed, window))
     events = config.kv_events_config
     return EngineShape(
         tuple(shapes),

@@ -51,11 +51,12 @@ class Offer:
     tokens: int = 0
     tiers: bytes = b""  # of the blocks of the first group, by index
     miss: Miss = Miss.NONE  # why it is not longer; NONE where it reaches the limit
+    pins: int = 0  # blocks that the leases keep, in all namespaces
     _leases: list[View] = field(default_factory=list, repr=False)
 
     def release(self) -> None:
         """Unpin. Idempotent."""
-        leases, self._leases = self._leases, []
+        leases, self._leases, self.pins = self._leases, [], 0
         for lease in leases:
             lease.__exit__()
 
@@ -105,26 +106,33 @@ class Lookup:
         return Offer(tokens, bytes(seen.tiers), seen.miss)
 
     def lease(self, ranks: Ranks, hashes: Sequence[bytes], offer: Offer) -> Offer:
-        """The same prefix pinned, or what is left of it. May wait for the SSD, which reads it."""
+        """The same prefix pinned, or what of it can be. May wait for the SSD, which reads it."""
         for _ in range(_LEASE_TRIES):
-            if offer.tokens == 0 or self._pin(ranks, hashes, offer):
+            pinned = self._pin(ranks, hashes, offer) if offer.tokens else 0
+            if pinned == offer.tokens:
                 return offer
             offer.release()
-            offer = self.find(ranks, hashes, offer.tokens)
+            # Evicted meanwhile, or more than a client may pin: what could be pinned can be again.
+            offer = self.find(ranks, hashes, pinned)
+            if offer.miss is Miss.NONE:
+                offer.miss = Miss.PIN_LIMIT
         offer.release()
-        return Offer()
+        return Offer(miss=offer.miss)
 
-    def _pin(self, ranks: Ranks, hashes: Sequence[bytes], offer: Offer) -> bool:
+    def _pin(self, ranks: Ranks, hashes: Sequence[bytes], offer: Offer) -> int:
+        """Tokens before the first block that could not be pinned."""
         keys = self._keys(ranks, hashes, offer.tokens)
         for rank, spaces in enumerate(ranks):
             for at, (shape, space) in enumerate(zip(self.shapes, spaces, strict=True)):
-                needed = keys[rank][at][shape.first_needed(offer.tokens) :]
+                first = shape.first_needed(offer.tokens)
+                needed = keys[rank][at][first:]
                 lease = space.view(needed)
-                pinned = lease.__enter__()
+                pinned = len(lease.__enter__())
                 offer._leases.append(lease)
-                if len(pinned) < len(needed):
-                    return False
-        return True
+                offer.pins += pinned
+                if pinned < len(needed):
+                    return (first + pinned) * shape.block_tokens
+        return offer.tokens
 
     def _keys(self, ranks: Ranks, hashes: Sequence[bytes], tokens: int) -> list[list[Any]]:
         wanted = [shape.hashes(hashes, tokens) for shape in self.shapes]

@@ -16,6 +16,7 @@ Thread rule: the engine's scheduler thread, but for what is given to the executo
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -35,7 +36,7 @@ from kvpool.types import Miss, Tier
 
 NULL_PAGE = 0  # vLLM's block for tokens that no layer of a group sees any more
 _THREADS = 8
-_INLINE_BLOCKS = 256  # so many are pinned without a request; more go to a thread
+_INLINE_PINS = 256  # of a client, without a request to its node (csrc/node/client_page.h)
 _OFFER_S = 30.0  # that an engine without free pages may take to accept an offer
 _IDLE_WAIT_S = 0.005
 _NOTHING = (0, False)
@@ -80,6 +81,7 @@ class Followed:
     loading: set[int] = field(default_factory=set)  # pages, while a load is under way
     is_done: bool = False  # looked up, loaded or given up: ask no more until it is preempted
     preemptions: int = 0
+    is_old: bool = False  # computed before a reset: not to be stored
 
     def drop_offer(self) -> None:
         """Unpin what was offered."""
@@ -123,6 +125,8 @@ class SchedulerHalf:
         # Under way: when scheduled, tokens. Engines schedule a step or two ahead.
         self._steps: deque[tuple[float, int]] = deque(maxlen=8)
         self._stepped_at = 0.0
+        self._generation = 0  # resets so far
+        self._acknowledged = 0  # ranks that store nothing of before the last one any more
         self.pace = Pace()
         self.counts = Counts()
         self.events = StoredEvents(engine.publishes_events)
@@ -150,7 +154,7 @@ class SchedulerHalf:
         if request.num_preemptions != followed.preemptions:
             followed.preemptions = request.num_preemptions
             followed.forget_lookup()
-            followed.is_done = False
+            followed.is_done = followed.is_old = False
         nobody_asked = followed.offer is None and followed.asked is None
         if nobody_asked and not self._begin(followed, local):
             return _NOTHING
@@ -218,8 +222,14 @@ class SchedulerHalf:
         return min(blocks * self._lookup.unit, int(request.num_tokens))
 
     def _is_quick(self, offer: Offer) -> bool:
-        blocks = len(offer.tiers) * len(self._shapes)
-        return blocks <= _INLINE_BLOCKS and Tier.SSD not in offer.tiers
+        """Whether it is pinned without asking: more than some, or what is on SSD, takes a while."""
+        everyone = (*self._requests.values(), *self._leaving.values())
+        held = sum(each.offer.pins for each in everyone if each.offer is not None)
+        blocks = sum(
+            offer.tokens // shape.block_tokens - shape.first_needed(offer.tokens)
+            for shape in self._shapes
+        )
+        return held + blocks * self._ranks.count <= _INLINE_PINS and Tier.SSD not in offer.tiers
 
     def _find(self, followed: Followed, query: Query) -> Offer:
         """On a thread: what may take a request, a disk, or until another engine has stored it."""
@@ -348,7 +358,8 @@ class SchedulerHalf:
     def next_step(self, output: Any) -> Step:
         """What the workers do in and after this step."""
         self._expire()
-        step = Step(self._loads, [], is_idle=not output.total_num_scheduled_tokens)
+        is_idle = not output.total_num_scheduled_tokens
+        step = Step(self._loads, [], is_idle, self._generation)
         self._loads = []
         if step.is_idle and not step.loads:
             self._sleep_until_found()
@@ -369,7 +380,7 @@ class SchedulerHalf:
 
     def _save_of(self, request_id: str, output: Any) -> Save | None:
         followed = self._requests.get(request_id)
-        if followed is None:
+        if followed is None or followed.is_old:
             return None
         request = followed.request
         if request.lora_request is not None and followed.adapter is None:
@@ -417,8 +428,16 @@ class SchedulerHalf:
         if isinstance(report, Report):
             self.pace.loaded(report.load_bytes, report.load_s)
             self.events.stored(report, self._ranks.count)
+            self._heed_reset(report)
         for request_id in output.finished_recving or ():
             self._loaded(request_id, output)
+
+    def _heed_reset(self, report: Report) -> None:
+        """Once no rank stores old blocks any more, those that came after the drop go, too."""
+        self._acknowledged += report.resets.get(self._generation, 0)
+        if report.resets and self._acknowledged == self._ranks.count:
+            self._ranks.owe_drop()
+            self._executor.submit(self._ranks.open, "")
 
     def _loaded(self, request_id: str, output: Any) -> None:
         leaving = self._leaving.pop(request_id, None)
@@ -463,18 +482,28 @@ class SchedulerHalf:
             NAMESPACE_PARAM: self._ranks.name,
         }
 
-    def reset(self) -> bool:
-        """Drop everything: the weights changed. False where no node did it in time."""
-        dropping = self._executor.submit(self._ranks.drop)
+    def reset(self) -> None:
+        """Make a miss of everything: the weights may have changed.
+
+        For all engines of these namespaces. What was computed before is not stored any more: not by
+        requests that go on with it, nor from the workers' buffers. Where the node does not do it in
+        time it is owed: nothing is looked up before it was done.
+        """
+        self._generation += 1
+        self._acknowledged = 0
+        for followed in self._requests.values():
+            followed.forget_lookup()
+            followed.is_old = followed.request.num_computed_tokens > 0 or bool(followed.loading)
+            followed.saved = 0
+        self._drop()
+
+    def _drop(self) -> None:
+        self._ranks.owe_drop()
+        dropping = self._executor.submit(self._ranks.open, "")
         try:
             dropping.result(timeout=self._options.load_timeout_s)
         except Exception as error:
-            log.error("kvpool: the pool was not reset: %s", error or type(error).__name__)
-            return False
-        for followed in self._requests.values():
-            followed.forget_lookup()
-            followed.saved = 0
-        return True
+            log.warning("kvpool: the pool will be reset later: %s", error or type(error).__name__)
 
     def close(self) -> None:
         """Unpin everything and leave the node."""
@@ -490,5 +519,5 @@ def _release_found(asked: Future[Offer]) -> None:
 
 
 def unit_of(shapes: Iterable[GroupShape]) -> int:
-    """Tokens of the largest block: prefixes end where blocks of all groups end."""
-    return max(shape.block_tokens for shape in shapes)
+    """Tokens after which blocks of all groups end; a prefix ends there, loaded in full."""
+    return math.lcm(*(shape.block_tokens for shape in shapes))
