@@ -58,7 +58,7 @@ def test_what_a_running_request_had_before_a_reset_is_not_stored_after_it(
     first = rig.half.next_step(a_step({"a": 64}, tables))
     assert [len(save.parts[0].pages) for save in first.saves] == [4]
     request.num_computed_tokens = 64
-    assert rig.half.reset()  # the weights changed, and the request runs on
+    rig.half.reset()  # the weights changed, and the request runs on
     later = rig.half.next_step(a_step({"a": 36}, tables))
     assert later.saves == []
 
@@ -78,6 +78,9 @@ class GatedMover:
         return int(space.lookup(keys).blocks)
 
     def fence(self) -> None:
+        pass
+
+    def order_loads(self) -> None:
         pass
 
 
@@ -100,15 +103,30 @@ def test_a_save_under_way_when_the_pool_is_reset_is_not_stored_after_it(pool: kv
     worker, mover = a_worker(pool)
     try:
         worker.begin_saves(Step(saves=[Save(0, "", [Part(0, [1, 2], hashes_of(1, 2))])]))
-        assert rig.half.reset()
+        rig.half.reset()
         mover.open.set()
-        worker.begin_loads(Step())  # the next step
-        worker.begin_saves(Step())
+        step = rig.half.next_step(a_step({}, {}))
+        worker.begin_loads(step)
+        worker.begin_saves(step)
+        worker.close()  # all that was under way has ended
+        rig.half.stepped(answer(kv_connector_worker_meta=worker.take_report()))
+        rig.half._executor.submit(int).result()
+        rig.half._executor.shutdown()
     finally:
         mover.open.set()
         worker.close()
     (space,) = rig.spaces()
     assert space.lookup(space.fold(hashes_of(1, 2))).blocks == 0
+
+
+def test_nothing_of_before_a_reset_is_offered_after_it(pool: kvpool.Pool) -> None:
+    rig = Rig(pool)
+    worker, mover = a_worker(pool)
+    worker.begin_saves(Step(saves=[Save(0, "", [Part(0, [1, 2], hashes_of(1, 2))])]))
+    rig.half.reset()
+    mover.open.set()
+    worker.close()  # the engine is idle: its worker stores what it has
+    assert rig.offered(rig.arrive(a_request("a"))) == 0
 
 
 # --- steps ---------------------------------------------------------------------------------------
