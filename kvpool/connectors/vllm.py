@@ -39,7 +39,8 @@ from kvpool.connectors.options import read_options
 from kvpool.connectors.pages import kind_of
 from kvpool.connectors.vllm_lookup import GroupShape
 from kvpool.connectors.vllm_messages import Handshake, Report, Step
-from kvpool.connectors.vllm_scheduler import EngineShape, SchedulerHalf
+from kvpool.connectors.vllm_requests import EngineShape
+from kvpool.connectors.vllm_scheduler import SchedulerHalf
 from kvpool.connectors.vllm_stats import KvpoolStats, metrics_for
 from kvpool.connectors.vllm_worker import WorkerHalf
 from kvpool.errors import BadArgument

@@ -9,7 +9,8 @@ import pytest
 import kvpool
 from kvpool.connectors.vllm_lookup import GroupShape
 from kvpool.connectors.vllm_messages import Report
-from kvpool.connectors.vllm_scheduler import _OFFER_S, unit_of
+from kvpool.connectors.vllm_requests import unit_of
+from kvpool.connectors.vllm_scheduler import _OFFER_S
 from tests.vllm_fakes import (
     BLOCK,
     FULL,
@@ -274,7 +275,7 @@ def test_an_answer_that_is_late_is_a_miss_and_leaves_nothing_pinned(
     assert rig.counted()["no_hit.late"] == 1
     goes_on.set()
     assert found.wait(60)
-    rig.half._executor.shutdown(wait=True)  # until what follows a lookup has run, too
+    rig.half._waiters.shutdown(wait=True)  # until what follows a lookup has run, too
     assert asked.result()._leases == []
     assert rig.pinned == 0
 

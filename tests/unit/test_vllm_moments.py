@@ -17,7 +17,7 @@ import kvpool
 from kvpool.connectors.options import read_options
 from kvpool.connectors.vllm_lookup import GroupShape
 from kvpool.connectors.vllm_messages import Part, Save, Step
-from kvpool.connectors.vllm_scheduler import unit_of
+from kvpool.connectors.vllm_requests import unit_of
 from kvpool.connectors.vllm_worker import WorkerHalf
 from tests.served import Served, served
 from tests.vllm_fakes import (
