@@ -149,10 +149,16 @@ class WorkerHalf:
         for mover in self._movers if step.loads else ():
             mover.order_loads()
         for load in step.loads:
-            chunks = [chunk for part in load.parts for chunk in self._chunks(part)]
-            loading = _Loading(load, time.monotonic(), len(chunks))
+            loading = _Loading(load, time.monotonic(), 0)
             with self._lock:
                 self._under_way += 1
+            try:
+                chunks = [chunk for part in load.parts for chunk in self._chunks(part)]
+            except Exception:  # the engine waits for it: it must end
+                log.exception("kvpool: a load failed; its tokens are computed")
+                loading.failed = [page for part in load.parts for page in part.pages]
+                chunks = []
+            loading.left = len(chunks)
             if not chunks:
                 self._end_load(loading)
             for chunk in chunks:
