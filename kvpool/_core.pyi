@@ -134,6 +134,32 @@ class Layers:
     def pages_per_block(self) -> int: ...
     @property
     def page_count(self) -> int: ...
+    def gather(
+        self,
+        blocks: int,
+        block_table: object | None,
+        out: object | None,
+        stride: object | None = None,
+    ) -> None:
+        """
+        Copy `blocks` blocks out of the pages, in the order of bytes that save() stores.
+
+        block_table: page numbers in token order, pages_per_block for each block. out: one
+        writable buffer with block i at i * stride bytes (stride: block_bytes unless given), or
+        a list of buffers of block_bytes each. Raises BadArgument; then nothing was written.
+        Releases the GIL; cost: one copy.
+        """
+
+    def scatter(
+        self,
+        blocks: int,
+        block_table: object | None,
+        data: object | None,
+        stride: object | None = None,
+    ) -> None:
+        """
+        Copy `blocks` blocks into the pages: gather() backwards, with the same arguments.
+        """
 
 def release_blocks(blocks: list[Any]) -> None:
     """Release memoryviews, but those that something else was made from."""

@@ -60,6 +60,7 @@ def connect(
     token_file: str | os.PathLike[str] | None = None,
     tenant: str | None = None,
     timeout: float = TIMEOUT_S,
+    connect_timeout: float | None = None,
     name: str | None = None,
     connections: int = 2,
 ) -> Pool:
@@ -70,8 +71,9 @@ def connect(
     node knows the tenant by (default: $KVPOOL_TOKEN); it is proved, never sent, and the node proves
     that it has it. token_file: holds the token, and is read again whenever the node is looked for.
     tenant: whose pool at a node that has several (default: $KVPOOL_TENANT, or what the token or
-    this user is known as). timeout: seconds until there must be a node, and until a later call on
-    blocks ends as a miss. name: of this client, in the node's log. connections: for blocks.
+    this user is known as). timeout: seconds until a later call on blocks ends as a miss.
+    connect_timeout: seconds until there must be a node (default: timeout). name: of this client, in
+    the node's log. connections: for blocks.
 
     Afterwards a node that goes away is no error of get, put or lookup: those are misses until it is
     back, and it is looked for in the background. Calls that need an answer raise Unreachable.
@@ -80,9 +82,12 @@ def connect(
     Do not fork while connected: the child gets ForkedProcess.
     """
     timeout_s = check_number("timeout", timeout, 0.001, TIMEOUT_S_MAX)
+    connect_s = timeout_s
+    if connect_timeout is not None:
+        connect_s = check_number("connect_timeout", connect_timeout, 0.001, TIMEOUT_S_MAX)
     check_count("connections", connections, 1, CONNECTIONS_MAX)
     caller = caller_of(name, token, token_file, tenant, connections=connections)
-    found, link = find(_candidates(address, os.environ), caller, time.monotonic() + timeout_s)
+    found, link = find(candidates(address, os.environ), caller, time.monotonic() + connect_s)
     channel: Channel = _core.Remote.create(timeout_s, link.shm is not None)
     session = Session(channel, found, caller, timeout_s)
     session.begin(link)
@@ -271,12 +276,16 @@ class RemoteBackend:
                 return False
 
 
-def _candidates(address: str | None, environment: Mapping[str, str]) -> list[Address]:
+def candidates(address: str | None, environment: Mapping[str, str]) -> list[Address]:
+    """Where connect() looks for a node, in this order. Raises BadArgument for a malformed address.
+
+    Not in a folder for temporary files that is somebody else's: promise 3.
+    """
     given = address if address is not None else environment.get(ADDRESS_VARIABLE) or None
     if given is not None:
         return [parse_address(given)]
     paths = default_sockets(environment)
-    temporary = own_temporary_folder()  # another user may have made it, and a node to spy in it
+    temporary = own_temporary_folder()
     if not is_own_folder(temporary):
         paths = [path for path in paths if os.path.dirname(path) != temporary]
     return [UnixAddress(path) for path in paths]

@@ -4,11 +4,14 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "base/check.h"
 #include "bindings/bind.h"
+#include "bindings/gil.h"
 #include "bindings/memory.h"
 #include "bindings/raise.h"
 
@@ -56,6 +59,47 @@ Layers* make_layers(const LayersRequest& request, const std::vector<TensorFacts>
                     writable);
 }
 
+std::vector<std::int64_t> pages_of(const Layers& layers, nb::handle block_table,
+                                   std::size_t blocks) {
+  const CopyPlan& plan = layers.plan();
+  std::vector<std::int64_t> pages =
+      integers(block_table, "block_table", blocks * plan.pages_per_block());
+  value_or_raise(plan.check_pages(pages));
+  return pages;
+}
+
+// Calls move(pages of the block, its memory) for each, without the GIL.
+template <typename Move>
+void for_each_block(const Layers& layers, std::span<const std::int64_t> pages, const Places& places,
+                    Move move) {
+  const std::size_t in_block = layers.plan().pages_per_block();
+  const GilReleased released;
+  for (std::size_t i = 0; (i + 1) * in_block <= pages.size(); ++i)
+    KVP_CHECK(move(pages.subspan(i * in_block, in_block), places.at(i)).has_value());
+}
+
+void gather_blocks(const Layers& layers, std::size_t blocks, nb::handle block_table, nb::handle out,
+                   nb::handle stride) {
+  const std::size_t bytes = layers.plan().block_bytes();
+  const auto pages = pages_of(layers, block_table, blocks);
+  const Places places(out, Access::write, "out", {blocks, bytes, stride, nb::none()});
+  for_each_block(layers, pages, places, [&](auto block_pages, std::byte* block) {
+    return gather(layers.plan(), block_pages, {block, bytes});
+  });
+}
+
+void scatter_blocks(const Layers& layers, std::size_t blocks, nb::handle block_table,
+                    nb::handle data, nb::handle stride) {
+  const std::size_t bytes = layers.plan().block_bytes();
+  if (!layers.writable())
+    raise_bad_argument("a layer is read-only; scatter writes into all of them");
+  const auto pages = pages_of(layers, block_table, blocks);
+  const Places places(data, Access::read, "data", {blocks, bytes, stride, nb::none()});
+  for_each_block(layers, pages, places, [&](auto block_pages, const std::byte* block) {
+    return scatter(layers.plan(), block_pages, {block, bytes});
+  });
+}
+
 }  // namespace
 
 void bind_layers(nb::module_& m) {
@@ -73,7 +117,18 @@ void bind_layers(nb::module_& m) {
       .def_prop_ro("layout", [](const Layers& l) { return l.layout(); })
       .def_prop_ro("block_bytes", [](const Layers& l) { return l.plan().block_bytes(); })
       .def_prop_ro("pages_per_block", [](const Layers& l) { return l.plan().pages_per_block(); })
-      .def_prop_ro("page_count", [](const Layers& l) { return l.plan().page_count(); });
+      .def_prop_ro("page_count", [](const Layers& l) { return l.plan().page_count(); })
+      .def("gather", &gather_blocks, "blocks"_a, "block_table"_a.none(), "out"_a.none(),
+           "stride"_a = nb::none(),
+           "Copy `blocks` blocks out of the pages, in the order of bytes that save() stores.\n\n"
+           "block_table: page numbers in token order, pages_per_block for each block. out: one\n"
+           "writable buffer with block i at i * stride bytes (stride: block_bytes unless given), "
+           "or\n"
+           "a list of buffers of block_bytes each. Raises BadArgument; then nothing was written.\n"
+           "Releases the GIL; cost: one copy.")
+      .def("scatter", &scatter_blocks, "blocks"_a, "block_table"_a.none(), "data"_a.none(),
+           "stride"_a = nb::none(),
+           "Copy `blocks` blocks into the pages: gather() backwards, with the same arguments.");
 }
 
 }  // namespace kvpool

@@ -24,7 +24,7 @@ from kvpool.keys import KEY_BYTES
 from kvpool.manifest import Manifest, unpack
 from kvpool.observe import report
 from kvpool.pool import Pool
-from kvpool.remote import _candidates, caller_of, connect
+from kvpool.remote import caller_of, candidates, connect
 from kvpool.remote_link import Link, dial
 from kvpool.wire import Map
 
@@ -107,7 +107,7 @@ class Operator:
             _NAME, None, reach.token_file, reach.tenant, connections=0, wants_shm=False
         )
         reasons = []
-        for address in _candidates(reach.address, os.environ):
+        for address in candidates(reach.address, os.environ):
             try:
                 link = dial(address, caller, time.monotonic() + timeout_s)
             except Refused:

@@ -111,17 +111,17 @@ def test_a_stranger_s_temporary_folder_is_not_looked_into(
     monkeypatch.setattr(remote, "own_temporary_folder", lambda: own)
     monkeypatch.setattr(remote, "default_sockets", lambda _: ["/run/x", f"{own}/node.sock"])
     monkeypatch.setattr(remote, "is_own_folder", lambda _: False)
-    assert remote._candidates(None, {}) == [UnixAddress("/run/x")]
+    assert remote.candidates(None, {}) == [UnixAddress("/run/x")]
     monkeypatch.setattr(remote, "is_own_folder", lambda _: True)
-    assert len(remote._candidates(None, {})) == 2
+    assert len(remote.candidates(None, {})) == 2
 
 
 def test_the_address_of_the_environment_is_for_who_gives_none() -> None:
     environment = {"KVPOOL_ADDRESS": "tcp://there:1"}
-    assert remote._candidates(None, environment) == [TcpAddress("there", 1)]
-    assert remote._candidates("tcp://here:2", environment) == [TcpAddress("here", 2)]
+    assert remote.candidates(None, environment) == [TcpAddress("there", 1)]
+    assert remote.candidates("tcp://here:2", environment) == [TcpAddress("here", 2)]
     with pytest.raises(BadArgument):
-        remote._candidates("", environment)
+        remote.candidates("", environment)
 
 
 def test_a_token_is_not_waited_for_at_a_pipe(tmp_path: Path) -> None:

@@ -62,6 +62,16 @@ def test_who_reads_in_place_says_so(node: Served) -> None:
         assert pool.shares_memory == (kind == "unix")  # it does not change with the connection
 
 
+def test_connecting_may_take_less_or_more_than_a_call(tmp_path: Path) -> None:
+    missing = f"unix:{tmp_path}/none.sock"
+    begin = time.monotonic()
+    with pytest.raises(Unreachable):
+        kvpool.connect(missing, timeout=3600, connect_timeout=0.05)
+    assert time.monotonic() - begin < 600  # not the other one
+    with pytest.raises(BadArgument, match="connect_timeout is 0; it must be"):
+        kvpool.connect(missing, connect_timeout=0)
+
+
 def test_a_put_without_patience_stores_and_costs_nobody_a_connection(
     pool: kvpool.Pool, request: pytest.FixtureRequest
 ) -> None:

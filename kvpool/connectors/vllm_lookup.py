@@ -1,0 +1,154 @@
+"""How much of a prompt the pool has: for all ranks and KV cache groups at once, and leased.
+
+A prefix counts where every rank has it in every group. Layers that attend to all tokens need all
+its blocks; layers with a window need those that a token after the prefix can see, no others.
+
+Promises:  1. what is offered is present in every namespace and pinned until released, where the
+              pool shares memory; elsewhere a load may fail, and is then computed;
+           2. nothing is pinned once release() ran, or when nothing is offered.
+Thread rule: an Offer has one owner; find() may run on any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvpool.namespace import Namespace, View
+from kvpool.types import Tier
+
+_LEASE_TRIES = 3  # a prefix that shrinks as often while it is leased is being evicted
+
+
+@dataclass(frozen=True)
+class GroupShape:
+    """What a lookup needs to know of a KV cache group."""
+
+    block_tokens: int
+    hashes_per_block: int
+    window: int | None  # tokens that a token sees, itself included; None: all
+
+    def first_needed(self, tokens: int) -> int:
+        """The first block that the token after `tokens` tokens can see."""
+        if self.window is None:
+            return 0
+        return max(0, tokens - self.window + 1) // self.block_tokens
+
+    def hashes(self, all_hashes: Sequence[bytes], tokens: int) -> list[bytes]:
+        """Hashes of the group's blocks: the last of those that a block spans covers them all."""
+        step = self.hashes_per_block
+        return list(all_hashes[step - 1 : tokens // self.block_tokens * step : step])
+
+
+Ranks = list[list[Namespace]]  # by rank, by group
+
+
+@dataclass
+class Offer:
+    """Tokens that can be loaded, and the leases that keep them."""
+
+    tokens: int = 0
+    tiers: bytes = b""  # of the blocks of the first group, by index
+    _leases: list[View] = field(default_factory=list, repr=False)
+
+    def release(self) -> None:
+        """Unpin. Idempotent."""
+        leases, self._leases = self._leases, []
+        for lease in leases:
+            lease.__exit__()
+
+    def tokens_by_tier(self, first: int, block_tokens: int) -> dict[Tier, int]:
+        """How many tokens after the first `first` ones come from where."""
+        counts: dict[Tier, int] = {}
+        for tier in self.tiers[first // block_tokens : self.tokens // block_tokens]:
+            counts[Tier(tier)] = counts.get(Tier(tier), 0) + block_tokens
+        return counts
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Shapes of the groups; `unit`: tokens in which hits are counted."""
+
+    shapes: tuple[GroupShape, ...]
+    unit: int
+
+    def find(self, ranks: Ranks, hashes: Sequence[bytes], limit: int) -> Offer:
+        """The longest prefix of at most `limit` tokens. Pins nothing. 10 us per 256 keys and space.
+
+        Where the pool is elsewhere: one round trip per rank and group.
+        """
+        tokens = limit // self.unit * self.unit
+        keys = self._keys(ranks, hashes, tokens)
+        tiers = bytearray(tokens // self.shapes[0].block_tokens)
+        while tokens > 0:
+            found = self._whole(ranks, keys, tokens, tiers)
+            found = self._windows(ranks, keys, found, tiers)
+            if found == tokens:
+                break
+            tokens = found // self.unit * self.unit
+        return Offer(tokens, bytes(tiers))
+
+    def lease(self, ranks: Ranks, hashes: Sequence[bytes], offer: Offer) -> Offer:
+        """The same prefix pinned, or what is left of it. May wait for the SSD, which reads it."""
+        for _ in range(_LEASE_TRIES):
+            if offer.tokens == 0 or self._pin(ranks, hashes, offer):
+                return offer
+            offer.release()
+            offer = self.find(ranks, hashes, offer.tokens)
+        offer.release()
+        return Offer()
+
+    def _pin(self, ranks: Ranks, hashes: Sequence[bytes], offer: Offer) -> bool:
+        keys = self._keys(ranks, hashes, offer.tokens)
+        for rank, spaces in enumerate(ranks):
+            for at, (shape, space) in enumerate(zip(self.shapes, spaces, strict=True)):
+                needed = keys[rank][at][shape.first_needed(offer.tokens) :]
+                lease = space.view(needed)
+                pinned = lease.__enter__()
+                offer._leases.append(lease)
+                if len(pinned) < len(needed):
+                    return False
+        return True
+
+    def _keys(self, ranks: Ranks, hashes: Sequence[bytes], tokens: int) -> list[list[Any]]:
+        wanted = [shape.hashes(hashes, tokens) for shape in self.shapes]
+        return [
+            [space.fold(part) for space, part in zip(spaces, wanted, strict=True)]
+            for spaces in ranks
+        ]
+
+    def _whole(self, ranks: Ranks, keys: list[list[Any]], tokens: int, tiers: bytearray) -> int:
+        """Tokens that all groups without a window have from the start on."""
+        for rank, spaces in enumerate(ranks):
+            for at, (shape, space) in enumerate(zip(self.shapes, spaces, strict=True)):
+                if shape.window is not None or tokens == 0:
+                    continue
+                hit = space.lookup(keys[rank][at][: tokens // shape.block_tokens])
+                tokens = min(tokens, hit.blocks * shape.block_tokens)
+                _note(tiers, 0, hit.tiers)
+        return tokens
+
+    def _windows(self, ranks: Ranks, keys: list[list[Any]], tokens: int, tiers: bytearray) -> int:
+        """The longest of at most `tokens` whose last window every group with one has."""
+        for rank, spaces in enumerate(ranks):
+            for at, (shape, space) in enumerate(zip(self.shapes, spaces, strict=True)):
+                if shape.window is None:
+                    continue
+                while tokens > 0:
+                    first, last = shape.first_needed(tokens), tokens // shape.block_tokens
+                    hit = space.lookup(keys[rank][at][first:last])
+                    _note(tiers, first, hit.tiers)
+                    if hit.blocks == last - first:
+                        break
+                    # The block after the last one found is missing: no window may reach it.
+                    tokens = min((first + hit.blocks) * shape.block_tokens, tokens - 1)
+                    tokens = tokens // self.unit * self.unit
+        return tokens
+
+
+def _note(tiers: bytearray, first: int, found: bytes) -> None:
+    """The farthest tier that any group has a block in."""
+    for at, tier in enumerate(found, first):
+        if at < len(tiers) and tier > tiers[at]:
+            tiers[at] = tier

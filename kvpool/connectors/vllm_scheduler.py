@@ -1,0 +1,458 @@
+"""The scheduler's half of the connector: it alone decides what is loaded and what is saved.
+
+A request that is new, or was preempted, is looked up: what all ranks have of its prompt beyond the
+engine's own cache is leased and offered, to be loaded between steps. Blocks that a step completes
+are named in that step's message, to be saved when it has run.
+
+Promises:  1. nothing here waits for the pool: what needs a request, a disk or another host runs on
+              a thread of ours while the engine is told to ask again, and is given up at a deadline;
+           2. a lease lives from its lookup until the load is over, and no longer than the request,
+              its preemption or the deadline;
+           3. a prefix whose load failed is computed: the request is not offered it again;
+           4. without a node every prompt is a miss at once.
+Thread rule: the engine's scheduler thread, but for what is given to the executor.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvpool.connectors.attach import Attachment
+from kvpool.connectors.options import Options
+from kvpool.connectors.vllm_counts import Counts
+from kvpool.connectors.vllm_events import StoredEvents
+from kvpool.connectors.vllm_lookup import GroupShape, Lookup, Offer, Ranks
+from kvpool.connectors.vllm_messages import Load, Part, Report, Save, Step
+from kvpool.connectors.vllm_pace import Pace
+from kvpool.connectors.vllm_ranks import RankSpaces
+from kvpool.types import Tier
+
+NULL_PAGE = 0  # vLLM's block for tokens that no layer of a group sees any more
+_THREADS = 8
+_INLINE_BLOCKS = 256  # so many are pinned without a request; more go to a thread
+_OFFER_S = 30.0  # that an engine without free pages may take to accept an offer
+_NOTHING = (0, False)
+
+log = logging.getLogger("vllm.kvpool")
+
+
+@dataclass(frozen=True)
+class EngineShape:
+    """What the scheduler's half needs to know of its engine."""
+
+    groups: tuple[GroupShape, ...]
+    has_eagle: bool = False  # a draft model needs the last block computed, not loaded
+    publishes_events: bool = False
+
+
+@dataclass(frozen=True)
+class Query:
+    """What is asked about a prompt, in tokens."""
+
+    hashes: list[bytes]
+    limit: int
+    local: int
+    awaited: int  # that another engine is about to store
+
+
+@dataclass
+class Followed:
+    """A request, from its arrival to its end."""
+
+    request: Any
+    saved: int = 0  # blocks of the first group that are in the pool or on their way there
+    adapter: str | None = None  # None: not known yet
+    asked: Future[Offer] | None = None
+    asked_until: float = 0.0
+    offer: Offer | None = None
+    offered_at: float = 0.0
+    local: int = 0  # tokens that the engine had itself when it was offered
+    loading: set[int] = field(default_factory=set)  # pages, while a load is under way
+    is_done: bool = False  # looked up, loaded or given up: ask no more until it is preempted
+    preemptions: int = 0
+
+    def drop_offer(self) -> None:
+        """Unpin what was offered."""
+        if self.offer is not None:
+            self.offer.release()
+            self.offer = None
+
+    def forget_lookup(self) -> None:
+        """Of a request that leaves or starts anew; what a thread still finds is unpinned there."""
+        asked, self.asked = self.asked, None
+        if asked is not None:
+            asked.add_done_callback(_release_found)
+        self.drop_offer()
+
+
+class SchedulerHalf:
+    """See the head of this file. All hooks are called by vLLM's scheduler."""
+
+    def __init__(
+        self,
+        engine: EngineShape,
+        options: Options,
+        attachment: Attachment,
+        *,
+        saves: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """saves: "all", "prompt" or "none", as the role of this engine has it."""
+        self._options = options
+        self._attachment = attachment
+        self._saves = saves
+        self._clock = clock
+        self._shapes = engine.groups
+        self._lookup = Lookup(self._shapes, unit_of(self._shapes))
+        self._has_eagle = engine.has_eagle
+        self._ranks = RankSpaces(attachment)
+        self._executor = ThreadPoolExecutor(_THREADS, "kvpool-lookup")
+        self._requests: dict[str, Followed] = {}
+        self._leaving: dict[str, Followed] = {}  # finished while a load was under way
+        self._loads: list[Load] = []
+        self._steps: deque[tuple[float, int]] = deque()  # under way: when scheduled, tokens
+        self._stepped_at = 0.0
+        self.pace = Pace()
+        self.counts = Counts()
+        self.events = StoredEvents(engine.publishes_events)
+
+    # --- the ranks -------------------------------------------------------------------------------
+
+    def set_ranks(self, manifests: dict[Any, list[bytes]]) -> None:
+        """What namespaces the workers have; opened now, so that the first request finds them."""
+        self._ranks.set([manifests[rank] for rank in sorted(manifests)])
+        opening = self._executor.submit(self._ranks.open, "")
+        try:
+            opening.result(timeout=self._options.connect_timeout_s)
+        except TimeoutError:
+            log.info("kvpool: the node has not opened the namespaces yet; going on without it")
+
+    # --- lookup ----------------------------------------------------------------------------------
+
+    def add(self, request: Any) -> None:
+        """A request arrived."""
+        self._requests[request.request_id] = Followed(request)
+
+    def matched(self, request: Any, local: int) -> tuple[int | None, bool]:
+        """Tokens beyond the `local` ones that can be loaded; None: ask again."""
+        followed = self._requests.setdefault(request.request_id, Followed(request))
+        if request.num_preemptions != followed.preemptions:
+            followed.preemptions = request.num_preemptions
+            followed.forget_lookup()
+            followed.is_done = False
+        nobody_asked = followed.offer is None and followed.asked is None
+        if nobody_asked and not self._begin(followed, local):
+            return _NOTHING
+        if followed.asked is not None and not self._collect(followed):
+            return None, False
+        return self._answer(followed, local)
+
+    def _begin(self, followed: Followed, local: int) -> bool:
+        """Look up now, or on a thread. False: there is nothing to be had."""
+        request = followed.request
+        if followed.is_done or request.skip_reading_prefix_cache:
+            return False
+        limit = min(request.num_tokens - 1, self._hashed_tokens(request))
+        if limit - local < self._lookup.unit * self._options.min_blocks:
+            followed.saved = max(followed.saved, local // self._shapes[0].block_tokens)
+            return False
+        if self._attachment.pool is None:
+            followed.is_done = True
+            self.counts.add("no_hit", reason="no_node")
+            return False
+        self.counts.add("lookups")
+        self.counts.add("lookup_blocks", (limit - local) // self._lookup.unit)
+        awaited = _awaited_tokens(request, self._lookup.unit)
+        query = Query(list(request.block_hashes), limit, local, awaited)
+        ranks = self._ranks.opened("" if request.lora_request is None else followed.adapter)
+        if ranks is None or awaited or not self._attachment.shares_memory:
+            return self._begin_on_thread(followed, query)
+        offer = self._lookup.find(ranks, query.hashes, limit)
+        if offer.tokens > local and not self._is_quick(offer):
+            return self._begin_on_thread(followed, query)
+        followed.adapter = followed.adapter or ""
+        followed.offer = self._leased(ranks, query, offer)
+        followed.offered_at = self._clock()
+        return True
+
+    def _begin_on_thread(self, followed: Followed, query: Query) -> bool:
+        followed.asked = self._executor.submit(self._find, followed, query)
+        wait_s = self._options.wait_s if query.awaited else 0.0
+        followed.asked_until = self._clock() + self._options.load_timeout_s + wait_s
+        return True
+
+    def _hashed_tokens(self, request: Any) -> int:
+        shape = self._shapes[0]
+        hashes: int = len(request.block_hashes)
+        return hashes // shape.hashes_per_block * shape.block_tokens
+
+    def _is_quick(self, offer: Offer) -> bool:
+        blocks = len(offer.tiers) * len(self._shapes)
+        return blocks <= _INLINE_BLOCKS and Tier.SSD not in offer.tiers
+
+    def _find(self, followed: Followed, query: Query) -> Offer:
+        """On a thread: what may take a request, a disk, or until another engine has stored it."""
+        followed.adapter = self._ranks.adapter_of(followed.request.lora_request)
+        ranks = self._ranks.open(followed.adapter)
+        if ranks is None:
+            return Offer()
+        if query.awaited:
+            self._await(ranks, query.hashes, min(query.awaited, query.limit))
+        return self._leased(ranks, query, self._lookup.find(ranks, query.hashes, query.limit))
+
+    def _leased(self, ranks: Ranks, query: Query, offer: Offer) -> Offer:
+        """Pinned, if it is of use; a pool elsewhere would fetch the bytes, to the wrong process."""
+        if offer.tokens <= query.local or not self._attachment.shares_memory:
+            return offer
+        return self._lookup.lease(ranks, query.hashes, offer)
+
+    def _await(self, ranks: Ranks, hashes: list[bytes], tokens: int) -> None:
+        """Until the prefill engine has stored its blocks, wait_s at most."""
+        until = self._clock() + self._options.wait_s
+        for spaces in ranks:
+            for shape, space in zip(self._shapes, spaces, strict=True):
+                keys = space.fold(shape.hashes(hashes, tokens))[shape.first_needed(tokens) :]
+                space.wait(keys, max(0.0, until - self._clock()))
+
+    def _collect(self, followed: Followed) -> bool:
+        """What the thread found. False: it is still at it, and has time."""
+        asked = followed.asked
+        assert asked is not None
+        if not asked.done():
+            if self._clock() < followed.asked_until:
+                return False
+            self.counts.add("no_hit", reason="late")
+            followed.forget_lookup()
+            followed.offer = Offer()
+            return True
+        followed.asked = None
+        followed.offered_at = self._clock()
+        try:
+            followed.offer = asked.result()
+        except Exception:
+            log.exception("kvpool: a lookup failed; the prompt is computed")
+            self.counts.add("no_hit", reason="failed")
+            followed.offer = Offer()
+        return True
+
+    def _answer(self, followed: Followed, local: int) -> tuple[int, bool]:
+        offer = followed.offer
+        assert offer is not None
+        # What the pool lost is saved again, from the engine's own cache.
+        followed.saved = offer.tokens // self._shapes[0].block_tokens
+        tokens = offer.tokens - (self._lookup.unit if self._has_eagle and offer.tokens else 0)
+        fresh = max(0, tokens - local)
+        reason = self._reason_against(fresh)
+        if reason:
+            self.counts.add("no_hit", reason=reason)
+            followed.drop_offer()
+            followed.is_done = True
+            return _NOTHING
+        followed.local = local
+        return fresh, True
+
+    def _reason_against(self, fresh: int) -> str:
+        if fresh == 0:
+            return "not_present"
+        if fresh < self._options.min_blocks * self._lookup.unit:
+            return "too_few"
+        if self._options.recompute_estimate and not self.pace.is_worth(
+            fresh, fresh * self._ranks.bytes_per_token(self._shapes)
+        ):
+            return "not_worth"
+        return ""
+
+    # --- load ------------------------------------------------------------------------------------
+
+    def allocated(self, request: Any, blocks: Any, external: int) -> None:
+        """The engine has pages for a request; `external` tokens of it are to be loaded."""
+        followed = self._requests.get(request.request_id)
+        if followed is None or followed.offer is None:
+            return
+        if external == 0:
+            followed.drop_offer()
+            followed.is_done = True
+            return
+        parts = self._parts(followed, blocks.get_block_ids(), external)
+        followed.loading = {page for part in parts for page in part.pages}
+        followed.is_done = True
+        self.counts.add("hit_blocks", sum(len(part.pages) for part in parts))
+        self._loads.append(Load(request.request_id, followed.adapter or "", parts))
+
+    def _parts(
+        self, followed: Followed, pages: Sequence[Sequence[int]], external: int
+    ) -> list[Part]:
+        """Every page that will count as computed: a window's pages too that no token sees.
+
+        The engine takes all of them into its own cache, so that one left unwritten would be taken
+        for its prefix later.
+        """
+        parts = []
+        for at, (shape, ids) in enumerate(zip(self._shapes, pages, strict=True)):
+            first = followed.local // shape.block_tokens
+            last = (followed.local + external) // shape.block_tokens
+            hashes = shape.hashes(followed.request.block_hashes, last * shape.block_tokens)
+            wanted = [i for i in range(first, last) if ids[i] != NULL_PAGE]
+            parts.append(Part(at, [ids[i] for i in wanted], [hashes[i] for i in wanted]))
+        return parts
+
+    def sources(self, request: Any, external: int) -> dict[Tier, int]:
+        """Tokens of a load by the tier that they come from."""
+        followed = self._requests.get(request.request_id)
+        if followed is None or followed.offer is None:
+            return {}
+        counts = followed.offer.tokens_by_tier(followed.local, self._shapes[0].block_tokens)
+        return counts if sum(counts.values()) == external else {}
+
+    # --- steps -----------------------------------------------------------------------------------
+
+    def next_step(self, output: Any) -> Step:
+        """What the workers do in and after this step."""
+        self._expire()
+        step = Step(self._loads, [])
+        self._loads = []
+        if self._saves != "none" and self._attachment.pool is not None:
+            for request_id in output.num_scheduled_tokens:
+                save = self._save_of(request_id, output)
+                if save is not None:
+                    step.saves.append(save)
+        self._steps.append((self._clock(), output.total_num_scheduled_tokens))
+        return step
+
+    def _save_of(self, request_id: str, output: Any) -> Save | None:
+        followed = self._requests.get(request_id)
+        if followed is None:
+            return None
+        request = followed.request
+        if request.lora_request is not None and followed.adapter is None:
+            return None  # it was never looked up: nobody knows what its KV depends on
+        shape = self._shapes[0]
+        tokens = request.num_computed_tokens + output.num_scheduled_tokens[request_id]
+        if self._saves == "prompt":
+            tokens = min(tokens, request.num_prompt_tokens)
+        tokens = min(tokens, self._hashed_tokens(request))
+        tokens = tokens // self._lookup.unit * self._lookup.unit
+        first = followed.saved * shape.block_tokens
+        if tokens <= first:
+            return None
+        pages = output.kv_connector_block_state.get_block_ids(request_id)
+        if pages is None:
+            return None
+        followed.saved = tokens // shape.block_tokens
+        parts = [
+            self._saved_part(at, request, pages[at], first, tokens) for at in range(len(pages))
+        ]
+        save = Save(0, followed.adapter or "", [part for part in parts if part.pages])
+        self.events.expect(save, request, shape)
+        return save
+
+    def _saved_part(
+        self, at: int, request: Any, ids: Sequence[int], first_token: int, tokens: int
+    ) -> Part:
+        shape = self._shapes[at]
+        hashes = shape.hashes(request.block_hashes, tokens)
+        first = first_token // shape.block_tokens
+        kept = [i for i in range(first, min(len(hashes), len(ids))) if ids[i] != NULL_PAGE]
+        # What is left of a window begins later; blocks before it were saved when they were full.
+        parent = hashes[kept[0] - 1] if kept and kept[0] > 0 else None
+        return Part(at, [ids[i] for i in kept], [hashes[i] for i in kept], parent)
+
+    def stepped(self, output: Any) -> None:
+        """The workers' answer to a step."""
+        now = self._clock()
+        if self._steps:
+            at, tokens = self._steps.popleft()
+            # Where steps are scheduled ahead, one begins when the one before it is over.
+            self.pace.computed(tokens, now - max(at, self._stepped_at))
+        self._stepped_at = now
+        report = output.kv_connector_worker_meta
+        if isinstance(report, Report):
+            self.pace.loaded(report.load_bytes, report.load_s)
+            self.events.stored(report, self._ranks.count)
+        for request_id in output.finished_recving or ():
+            self._loaded(request_id, output)
+
+    def _loaded(self, request_id: str, output: Any) -> None:
+        leaving = self._leaving.pop(request_id, None)
+        if leaving is not None:
+            leaving.drop_offer()
+        followed = self._requests.get(request_id)
+        if followed is None:
+            return
+        has_failed = request_id in (output.failed_recving or ()) or bool(
+            followed.loading & (output.invalid_block_ids or set())
+        )
+        if has_failed:
+            self.counts.add("no_hit", reason="load_failed")
+            followed.saved = followed.local // self._shapes[0].block_tokens
+        followed.loading = set()
+        followed.drop_offer()
+
+    def _expire(self) -> None:
+        """Offers that the engine has no pages for are looked up again when it has."""
+        now = self._clock()
+        for followed in self._requests.values():
+            if (
+                followed.offer is not None
+                and not followed.loading
+                and now - followed.offered_at > _OFFER_S
+            ):
+                followed.drop_offer()
+
+    def finished(self, request: Any) -> dict[str, Any] | None:
+        """A request ended. Returns what a decode engine must know of its prefix."""
+        followed = self._requests.pop(request.request_id, None)
+        if followed is None:
+            return None
+        if followed.loading:
+            self._leaving[request.request_id] = followed  # a worker still writes its pages
+        else:
+            followed.forget_lookup()
+        shape = self._shapes[0]
+        stored = min(followed.saved, request.num_prompt_tokens // shape.block_tokens)
+        return {"kvpool_blocks": stored * shape.block_tokens // self._lookup.unit}
+
+    def reset(self) -> bool:
+        """Drop everything: the weights changed. False where no node did it in time."""
+        dropping = self._executor.submit(self._ranks.drop)
+        try:
+            dropping.result(timeout=self._options.load_timeout_s)
+        except Exception as error:
+            log.error("kvpool: the pool was not reset: %s", error or type(error).__name__)
+            return False
+        for followed in self._requests.values():
+            followed.forget_lookup()
+            followed.saved = 0
+        return True
+
+    def close(self) -> None:
+        """Unpin everything and leave the node."""
+        for followed in [*self._requests.values(), *self._leaving.values()]:
+            followed.forget_lookup()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._attachment.close()
+
+
+def _release_found(asked: Future[Offer]) -> None:
+    if not asked.cancelled() and asked.exception() is None:
+        asked.result().release()
+
+
+def _awaited_tokens(request: Any, unit: int) -> int:
+    """Tokens of the prompt that another engine said it stores."""
+    params = request.kv_transfer_params
+    blocks = params.get("kvpool_blocks") if isinstance(params, dict) else None
+    if not isinstance(blocks, int) or isinstance(blocks, bool) or blocks <= 0:
+        return 0
+    return min(blocks * unit, int(request.num_tokens))
+
+
+def unit_of(shapes: Iterable[GroupShape]) -> int:
+    """Tokens of the largest block: prefixes end where blocks of all groups end."""
+    return max(shape.block_tokens for shape in shapes)

@@ -1,0 +1,311 @@
+"""The worker's half of the connector: it moves what the scheduler decided.
+
+Loads go on threads of ours, from the pool straight into the engine's pages, between steps. Saves
+are copied out of the pages when a step has ended, into a bounded buffer, and put from there by a
+thread: pages are the engine's again at once, whatever the pool does.
+
+Promises:  1. a load that was begun is reported, delivered or failed, within the pool's deadline;
+              what was not delivered is named, so that it is computed;
+           2. the engine's thread never waits for the pool: a full buffer, or a pool that is away,
+              drops saves and counts them;
+           3. no page is read after the step that named it, but by copies the engine is ordered
+              behind (moving.Mover.fence).
+Thread rule: hooks on the engine's thread; threads here share what a lock guards.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from kvpool.connectors.attach import Attachment
+from kvpool.connectors.facts import Shard, manifest_of, with_adapter
+from kvpool.connectors.moving import Mover, Ticket, mover_for
+from kvpool.connectors.options import Options
+from kvpool.connectors.pages import PagedGroup, read_groups
+from kvpool.connectors.save_buffer import SaveBuffer
+from kvpool.connectors.self_test import check_round_trip
+from kvpool.connectors.vllm_counts import Counts
+from kvpool.connectors.vllm_messages import Handshake, Load, Part, Report, Save, Step, blocks_of
+from kvpool.manifest import Manifest
+from kvpool.namespace import Namespace
+from kvpool.types import Put, Reason
+
+_LOADERS = 2
+_DRAIN_S = 5.0  # that saves under way have when the engine ends
+
+log = logging.getLogger("vllm.kvpool")
+
+
+@dataclass
+class Finished:
+    """Loads that ended since the engine last asked."""
+
+    requests: set[str] = field(default_factory=set)
+    failed_requests: set[str] = field(default_factory=set)
+    failed_pages: set[int] = field(default_factory=set)
+
+
+@dataclass
+class _Gathered:
+    """Blocks of one part in the save buffer, on their way to the pool."""
+
+    number: int
+    adapter: str
+    part: Part
+    slots: list[int]
+    ticket: Ticket
+
+
+class WorkerHalf:
+    """See the head of this file."""
+
+    def __init__(self, config: Any, caches: Any, options: Options, attachment: Attachment) -> None:
+        self._config = config
+        self._caches = caches
+        self._options = options
+        self._attachment = attachment
+        self._groups: list[PagedGroup] = []
+        self._manifests: list[Manifest] = []
+        self._movers: list[Mover] = []
+        self._buffer: SaveBuffer | None = None
+        self._loads: queue.SimpleQueue[Load | None] = queue.SimpleQueue()
+        self._saves: queue.SimpleQueue[_Gathered | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()  # guards _finished and _report
+        self._finished = Finished()
+        self._report = Report()
+        self._spaces: dict[tuple[int, str], Namespace] = {}
+        self.counts = Counts()
+
+    # --- start -----------------------------------------------------------------------------------
+
+    def register(self, caches: dict[str, Any], shard: Shard) -> None:
+        """The engine's caches. Raises BadArgument or SelfTestFailed where they cannot be used."""
+        self._groups = read_groups(caches, self._caches)
+        self._manifests = [
+            manifest_of(self._config, group.facts, shard, self._options) for group in self._groups
+        ]
+        pairs = list(zip(self._groups, self._manifests, strict=True))
+        self._movers = [mover_for(group, manifest) for group, manifest in pairs]
+        if self._options.self_test:
+            for (group, manifest), mover in zip(pairs, self._movers, strict=True):
+                check_round_trip(group, manifest, mover)
+        largest = max(group.facts.block_bytes for group in self._groups)
+        capacity = max(self._options.save_buffer, largest)
+        self._buffer = SaveBuffer(capacity, largest, self._pinned(capacity))
+        self._start()
+
+    def _pinned(self, capacity: int) -> np.ndarray[Any, Any] | None:
+        """Memory that a device copies into by itself; None on the host, where any will do."""
+        if all(group.on_host for group in self._groups):
+            return None
+        import torch
+
+        memory: np.ndarray[Any, Any] = torch.empty(
+            capacity + 4096, dtype=torch.uint8, pin_memory=True
+        ).numpy()
+        return memory
+
+    def _start(self) -> None:
+        works = [("kvpool-load", self._run_loads)] * _LOADERS + [("kvpool-save", self._run_saves)]
+        for name, work in works:
+            thread = threading.Thread(target=work, name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def handshake(self) -> Handshake:
+        """What the scheduler's half looks up."""
+        return Handshake([manifest.pack() for manifest in self._manifests])
+
+    # --- loads -----------------------------------------------------------------------------------
+
+    def begin_loads(self, step: Step) -> None:
+        """Start what the step asks for."""
+        for load in step.loads:
+            self._loads.put(load)
+
+    def _run_loads(self) -> None:
+        while (load := self._loads.get()) is not None:
+            began = time.monotonic()
+            failed: list[int] = [page for part in load.parts for page in part.pages]
+            size = 0
+            try:
+                failed, size = self._deliver(load)
+            except Exception:
+                log.exception("kvpool: a load failed; its tokens are computed")
+            self._end_load(load, failed, size, time.monotonic() - began)
+
+    def _deliver(self, load: Load) -> tuple[list[int], int]:
+        """Pages that were not written, and the bytes that were."""
+        failed: list[int] = []
+        size = 0
+        for part in load.parts:
+            if not part.pages:
+                continue
+            space = self._space(part.group, load.adapter)
+            done = 0
+            if space is not None:
+                keys = space.fold(part.hashes)
+                done = self._movers[part.group].load(space, part.pages, keys)
+            failed += part.pages[done:]
+            size += done * self._groups[part.group].facts.block_bytes
+        return failed, size
+
+    def _end_load(self, load: Load, failed: list[int], size: int, seconds: float) -> None:
+        total = blocks_of(load.parts)
+        self.counts.add("loaded_blocks", total - len(failed))
+        self.counts.add("loaded_bytes", size)
+        self.counts.add("load_seconds", seconds)
+        if failed:
+            self.counts.add("failed_loads", len(failed))
+            log.warning(
+                "kvpool: %d of %d blocks of a request could not be loaded; they are computed",
+                len(failed),
+                total,
+            )
+        with self._lock:
+            self._report.load_bytes += size
+            self._report.load_s += seconds
+            self._finished.requests.add(load.request)
+            if failed and len(self._groups) > 1:
+                self._finished.failed_requests.add(load.request)
+            elif failed:
+                self._finished.failed_pages.update(failed)
+
+    def finished_loads(self) -> Finished:
+        """Loads that ended since the last call."""
+        with self._lock:
+            finished, self._finished = self._finished, Finished()
+        return finished
+
+    # --- saves -----------------------------------------------------------------------------------
+
+    def begin_saves(self, step: Step) -> None:
+        """Copy out what this step has computed. The step must have run."""
+        for save in step.saves:
+            for part in save.parts:
+                self._gather(save, part)
+
+    def _gather(self, save: Save, part: Part) -> None:
+        buffer = self._buffer
+        assert buffer is not None
+        space = self._spaces.get((part.group, save.adapter))
+        part = self._without_present(space, part)
+        while part.pages:
+            slots = buffer.take(len(part.pages))
+            if not slots:
+                self.counts.add("unsaved_blocks", len(part.pages), reason="backlog")
+                return
+            now, part = _cut(part, len(slots))
+            # Who waits to hear of a save hears of its last blocks: a put stops at the first that
+            # has no room, and the blocks of a part are put in their order.
+            number = save.number if not part.pages and now.group == 0 else 0
+            self._gather_into(slots, number, save.adapter, now)
+
+    def _gather_into(self, slots: list[int], number: int, adapter: str, part: Part) -> None:
+        buffer = self._buffer
+        assert buffer is not None
+        size = self._groups[part.group].facts.block_bytes
+        try:
+            blocks = [buffer.block(slot, size) for slot in slots]
+            ticket = self._movers[part.group].gather(part.pages, blocks)
+        except BaseException:
+            buffer.give(slots)
+            raise
+        self._saves.put(_Gathered(number, adapter, part, slots, ticket))
+
+    def _without_present(self, space: Namespace | None, part: Part) -> Part:
+        """What the pool has already is not copied: 10 us of looking, where memory is shared."""
+        if space is None or not part.pages or not self._attachment.shares_memory:
+            return part
+        there = space.lookup(space.fold(part.hashes)).blocks
+        if there:
+            self.counts.add("present_blocks", there)
+            _, part = _cut(part, there)
+        return part
+
+    def fence(self) -> None:
+        """Before the engine may write pages that a copy still reads."""
+        for mover in self._movers:
+            mover.fence()
+
+    def _run_saves(self) -> None:
+        while (gathered := self._saves.get()) is not None:
+            try:
+                self._put(gathered)
+            except Exception:
+                log.exception("kvpool: a save failed; its blocks are not stored")
+                self.counts.add("unsaved_blocks", len(gathered.slots), reason="failed")
+            finally:
+                assert self._buffer is not None
+                self._buffer.give(gathered.slots)
+
+    def _put(self, gathered: _Gathered) -> None:
+        part = gathered.part
+        gathered.ticket.wait()
+        space = self._space(part.group, gathered.adapter)
+        if space is None:
+            self.counts.add("unsaved_blocks", len(gathered.slots), reason="no_node")
+            return
+        assert self._buffer is not None
+        size = self._groups[part.group].facts.block_bytes
+        blocks = [self._buffer.block(slot, size) for slot in gathered.slots]
+        parent = None if part.parent is None else bytes(space.fold([part.parent])[0].tobytes())
+        result = space.put(
+            space.fold(part.hashes), blocks, parent=parent, timeout=self._options.load_timeout_s
+        )
+        self.counts.add("saved_blocks", result.stored)
+        self.counts.add("saved_bytes", result.stored * size)
+        if result.present:
+            self.counts.add("present_blocks", result.present)
+        for put, reason in zip(result, result.reasons, strict=True):
+            if put is Put.NO_ROOM and reason is not Reason.NOT_DURABLE:
+                self.counts.add("unsaved_blocks", reason=reason.name.lower())
+        if gathered.number and result.no_room == result.not_durable:
+            with self._lock:
+                self._report.stored[gathered.number] = 1
+
+    def _space(self, group: int, adapter: str) -> Namespace | None:
+        """On our threads: may take a request, once."""
+        space = self._spaces.get((group, adapter))
+        if space is None:
+            manifest = self._manifests[group]
+            wanted = with_adapter(manifest, adapter) if adapter else manifest
+            space = self._attachment.space(wanted)
+            if space is not None:
+                self._spaces[(group, adapter)] = space
+        return space
+
+    def take_report(self) -> Report | None:
+        """For the scheduler's half; None when there is nothing to tell."""
+        with self._lock:
+            report, self._report = self._report, Report()
+        return None if report.is_empty else report
+
+    # --- end -------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Ends the threads; saves under way have some seconds. Idempotent."""
+        threads, self._threads = self._threads, []
+        for _ in range(_LOADERS if threads else 0):
+            self._loads.put(None)
+        if threads:
+            self._saves.put(None)
+        until = time.monotonic() + _DRAIN_S
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        self._attachment.close()
+
+
+def _cut(part: Part, count: int) -> tuple[Part, Part]:
+    """The first `count` blocks, and the rest, which follows them."""
+    first = Part(part.group, part.pages[:count], part.hashes[:count], part.parent)
+    parent = part.hashes[count - 1] if count else part.parent
+    return first, Part(part.group, part.pages[count:], part.hashes[count:], parent)
