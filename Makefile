@@ -36,6 +36,11 @@ demo: setup  ## a daemon with two clients, then an embedded pool; every byte ver
 test: setup-tests core-tests  ## every test: Python, and C++ as shipped, under ASan+UBSan and under TSan
 	@$(python) -m pytest $(ARGS)
 
+.PHONY: test-engines
+test-engines: setup  ## real vLLM engines on one pool; the first time 600 MB to download, 2.5 GB on disk
+	@.ci/setup-engines
+	@$(python) -m pytest tests/engines $(ARGS)
+
 .PHONY: check
 check: check-format check-lint check-types check-stub check-tidy  ## formats, lint, types, stub, tidy
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -73,11 +73,14 @@ class Served:
         """channel: shm or tcp."""
         return self.unix_address if channel == "shm" else self.tcp_address
 
+    def command(self) -> list[str]:
+        return [sys.executable, "-X", "faulthandler", "-m", "kvpool"]
+
     def launch(self) -> None:
         """Begins; whether it gets ready is another matter."""
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-X", "faulthandler", "-m", "kvpool", "serve", *self._flags()],
+                [*self.command(), "serve", *self._flags()],
                 cwd=ROOT,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -158,12 +161,20 @@ class Served:
         return kvpool.connect(self.address(channel), **{"timeout": 5.0, **options})
 
 
-@contextlib.contextmanager
-def served(folder: Path, **options: Any) -> Iterator[Served]:
+def served(folder: Path, **options: Any) -> contextlib.AbstractContextManager[Served]:
     """A daemon that must end well when it is told to, unless the test has killed it."""
-    daemon = Served(folder, **options)
+    return running(Served(folder, **options))
+
+
+Daemon = TypeVar("Daemon", bound=Served)
+
+
+@contextlib.contextmanager
+def running(daemon: Daemon) -> Iterator[Daemon]:
+    """As served(), of a daemon that has not been started yet."""
     try:
-        yield daemon.start()
+        daemon.start()
+        yield daemon
         if daemon.process.returncode != -signal.SIGKILL:
             daemon.stop()
         assert "Traceback" not in daemon.log(), daemon.log()

@@ -10,7 +10,17 @@ import pytest
 
 from tests.tidy.tree import CPP, PYTHON, Tree, expect_none
 
-CODE = (*CPP, *PYTHON, "Makefile", "CMakeLists.txt", ".sh", ".ci/run", ".ci/setup", ".toml")
+CODE = (
+    *CPP,
+    *PYTHON,
+    "Makefile",
+    "CMakeLists.txt",
+    ".sh",
+    ".ci/run",
+    ".ci/setup",
+    ".ci/setup-engines",
+    ".toml",
+)
 PROSE = (".md",)
 
 LOOSE_END = re.compile(r"\b(FIX[M]E|X[X]X|HAC[K])\b|\bTOD[O]\b(?!\(#\d+\))")

