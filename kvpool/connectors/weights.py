@@ -47,6 +47,7 @@ SAID_BESIDE = frozenset(
 NOT_WEIGHTS = re.compile(r"(optimizer|scheduler|rng_state.*|training_args|scaler)\.(bin|pt|pth)")
 KNOWN_MAX = 256
 
+_COMMIT = re.compile(r"[0-9a-f]{40,64}")
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _SNAPSHOT = re.compile(r"models--([^/]+)/snapshots/([^/]+)")
 
@@ -102,7 +103,7 @@ def model_folder(
     home = os.path.join(cache or _hub_cache(environment), "models--" + model.replace("/", "--"))
     for commit in (revision or "", _commit_of(home, revision or "main")):
         folder = os.path.join(home, "snapshots", commit)
-        if commit and os.path.basename(commit) == commit and os.path.isdir(folder):
+        if _COMMIT.fullmatch(commit) and os.path.isdir(folder):
             return ModelFolder(folder, model, commit)
     return ModelFolder(None, model, revision or "")
 
@@ -120,12 +121,10 @@ def _hub_cache(environment: Mapping[str, str]) -> str:
 
 def _commit_of(home: str, reference: str) -> str:
     """The commit that a branch or tag of the cache names; "" if it has none of that name."""
-    refs = os.path.join(home, "refs")
-    path = os.path.normpath(os.path.join(refs, reference))
-    if not path.startswith(refs + os.sep):
+    if ".." in reference.split("/") or os.path.isabs(reference):
         return ""
     try:
-        with open(path, encoding="ascii") as file:
+        with open(os.path.join(home, "refs", reference), encoding="ascii") as file:
             return file.read(256).strip()
     except (OSError, UnicodeDecodeError):
         return ""
