@@ -75,7 +75,7 @@ ATTACHED = "vllm:kvpool_tier_attached"
 _log = logging.getLogger("vllm.kvpool")
 
 
-class KvpoolTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not there for mypy
+class KvpoolTier(SecondaryTierManager):
     """See the module. Made by vLLM, by `type` and `module_path`."""
 
     medium = Medium.CPU

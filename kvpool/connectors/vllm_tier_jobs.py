@@ -113,4 +113,3 @@ class Line:
             _log.exception("kvpool: a job of the tier failed")
             job.moved = Moved([], {"bug": len(job.keys)})
         job.seconds = time.monotonic() - begin
-

@@ -20,7 +20,7 @@ from kvpool.connectors.vllm_tier_rows import Rows
 GAPS_MAX = 8  # of one batch: behind more of them nothing is looked at
 
 
-class Lookups(AsyncLookupManager):  # type: ignore[misc]  # vLLM is not there for mypy
+class Lookups(AsyncLookupManager):
     """vLLM's own asker in a thread, with a short way where none is needed."""
 
     def __init__(self, rows: Rows, tier_type: str) -> None:

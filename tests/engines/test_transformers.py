@@ -65,7 +65,7 @@ def llama() -> Path:
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Served]:
-    with served(tmp_path / "node", dram="256MiB") as node:
+    with served(tmp_path, dram="256MiB") as node:
         yield node
 
 
@@ -188,7 +188,7 @@ def test_dead_daemon_costs_hits_only(
     tmp_path: Path, llama: Path, rng: np.random.Generator, channel: str
 ) -> None:
     prompt = some_tokens(rng, 100)
-    with served(tmp_path / "node") as daemon:
+    with served(tmp_path) as daemon:
         pool = {"address": daemon.address(channel), "timeout": 1.0}
         with cached(tmp_path, llama, pool) as model:
             said = model.both(prompt)
@@ -209,7 +209,7 @@ def test_stopped_daemon_costs_time_only(
     tmp_path: Path, llama: Path, rng: np.random.Generator
 ) -> None:
     prompt = some_tokens(rng, 100)
-    with served(tmp_path / "node") as daemon:
+    with served(tmp_path) as daemon:
         pool = {"address": daemon.tcp_address, "timeout": 0.5}
         with cached(tmp_path, llama, pool) as model:
             said = model.both(prompt)
