@@ -54,7 +54,7 @@ class Tiered(Engine):
         self._fillers = iter(range(10, 2000))
 
     def step(self) -> None:
-        """Something else: what was computed goes to the CPU tier, and from there, in later steps."""
+        """Something else: what was computed goes on, to both tiers, in later steps."""
         self.generate([[next(self._fillers)] * 3], 1)
 
     def chunks(self, what: str, **labels: str) -> int:
@@ -96,9 +96,9 @@ def filled(
         right = plain.generate(prompts, MAX_TOKENS)
         assert_same(model, right, filling.generate(prompts, MAX_TOKENS))
         chunk = options.get("chunk", 1)
-        filling.wait_stored(groups * sum(
-            each.prompt_tokens // (model.block_tokens * chunk) for each in right
-        ))
+        filling.wait_stored(
+            groups * sum(each.prompt_tokens // (model.block_tokens * chunk) for each in right)
+        )
     yield right
 
 
@@ -112,9 +112,7 @@ def test_fresh_engine_takes_up_what_another_one_computed(
         filled(chosen, daemon, tmp_path, prompts) as right,
     ):
         for number, address in enumerate((daemon.unix_address, daemon.tcp_address)):
-            with engines(
-                Tiered(chosen, tmp_path, f"fresh {number}", tiered(address))
-            ) as (fresh,):
+            with engines(Tiered(chosen, tmp_path, f"fresh {number}", tiered(address))) as (fresh,):
                 with fresh.counting() as counted:
                     outputs = fresh.generate(prompts, MAX_TOKENS)
                 assert_same(chosen, right, outputs)

@@ -1,8 +1,4 @@
-"""A Hugging Face model with a prefix cache, told what to do by lines of JSON: see engine.py.
-
-transformers_child.py ARGUMENTS, as JSON: folder and dtype of the model; pool: arguments of
-kvpool.connect(), or with `dram` of kvpool.open(); options: of with_prefix_cache().
-"""
+"""A Hugging Face model with a prefix cache, told what to do by lines of JSON: see engine.py."""
 
 import dataclasses
 import hashlib
@@ -41,9 +37,14 @@ SMALL = {
 class Cached:
     """The operations, by their names."""
 
-    def __init__(
-        self, folder: str, dtype: str, pool: dict[str, Any], options: dict[str, Any]
-    ) -> None:
+    def use(self, folder: str, dtype: str, pool: dict[str, Any], options: dict[str, Any]) -> None:
+        """Begin anew: a model of that folder, a pool, counters from zero.
+
+        pool: arguments of kvpool.connect(), or with `dram` of kvpool.open(). options: of
+        with_prefix_cache().
+        """
+        if hasattr(self, "pool"):
+            self.pool.close()
         self.pool = kvpool.open(**pool) if "dram" in pool else kvpool.connect(**pool)
         load = transformers.AutoModelForCausalLM.from_pretrained
         self.model = load(folder, dtype=getattr(torch, dtype))
@@ -67,12 +68,22 @@ class Cached:
         """Anew, with other options, and counters from zero."""
         self.cached = with_prefix_cache(self.model, self.pool, **{**self.options, **options})
 
-    def mismatch(self, **options: Any) -> str:
+    def refused(self, **options: Any) -> str:
+        """What is said to these options; empty if they are taken."""
         try:
             self.wrap(**options)
-        except kvpool.ManifestMismatch as error:
+        except kvpool.BadArgument as error:
             return str(error)
         return ""
+
+    def refresh(self) -> None:
+        self.cached.refresh()
+
+    def sample(self, tokens: list[int], new: int, with_cache: bool) -> list[int]:
+        torch.manual_seed(1)
+        model = self.cached if with_cache else self.model
+        output = model.generate(torch.tensor([tokens]), max_new_tokens=new, do_sample=True)
+        return list(output[0].tolist())
 
     def close_pool(self) -> None:
         self.pool.close()
@@ -98,6 +109,10 @@ class Cached:
         else:
             self.model.model.layers[0].mlp.up_proj.weight = torch.nn.Parameter(weight * factor)
 
+    def change_one(self) -> None:
+        """One element, where no sample is taken, by the way that no count sees."""
+        self.model.model.layers[0].self_attn.v_proj.weight.data[1, 1] += 8.0
+
     def poison(self, tokens: list[int]) -> int:
         """Put wrong bytes for the blocks of these tokens; returns how many."""
         space, _ = self.cached._spaces.current()
@@ -107,6 +122,7 @@ class Cached:
 
     def around(self, tokens: list[int], new: int, way: str) -> dict[str, Any]:
         """One call that the cache leaves alone, in both ways; whether they answered the same."""
+        torch.manual_seed(0)
         wanted = WAYS[way](self.model, torch.tensor([tokens]), new)
         torch.manual_seed(0)
         got = WAYS[way](self.cached, torch.tensor([tokens]), new)
@@ -165,16 +181,24 @@ def left_padded(model: Any, ids: Any) -> Any:
     return mask
 
 
+def with_padding(ids: Any) -> Any:
+    """From which transformers takes a mask of its own."""
+    padded = ids.clone()
+    padded[0, :4] = 0
+    return padded
+
+
 WAYS = {
     "batch": call(inputs=lambda model, ids: torch.cat([ids, ids.flip(1)])),
     "own_cache": call(past_key_values=lambda model, ids: transformers.DynamicCache()),
     "beams": call(num_beams=2),
-    "sequences": call(num_return_sequences=1, num_beams=2),
+    "sequences": call(num_return_sequences=2, do_sample=True),
     "lookup": call(prompt_lookup_num_tokens=3),
     "inputs_embeds": call(
         inputs=None, inputs_embeds=lambda model, ids: model.get_input_embeddings()(ids)
     ),
     "padding": call(attention_mask=left_padded),
+    "pad_token": call(inputs=lambda model, ids: with_padding(ids), pad_token_id=0),
     "prefill_chunk_size": call(prefill_chunk_size=8),
     "no_cache": call(use_cache=False),
     "cache_implementation": call(cache_implementation="static", disable_compile=True),
@@ -274,11 +298,7 @@ def main() -> None:
     def say(message: dict[str, Any]) -> None:
         ANSWERS.write(json.dumps(message) + "\n")
 
-    try:
-        cached = Cached(**json.loads(sys.argv[1]))
-    except BaseException:
-        say({"error": traceback.format_exc()})
-        raise
+    cached = Cached()
     say({"ok": "ready"})
     for line in sys.stdin:
         request = json.loads(line)
