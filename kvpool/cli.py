@@ -7,12 +7,10 @@ Results go to stdout; progress, bad lines and errors go to stderr.
 from __future__ import annotations
 
 import contextlib
-import enum
 import errno
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,6 +18,7 @@ from rich.console import Console, RenderableType
 
 import kvpool
 from kvpool import serve_cli, ssd_cli
+from kvpool.bench.arguments import Bench, BenchArguments
 from kvpool.operate import commands
 from kvpool.replay import arguments
 
@@ -165,51 +164,20 @@ def _demo_served(seed: int, as_json: bool) -> list[demo_served.Step | demo_serve
     return done
 
 
-class _Bench(enum.StrEnum):
-    """Kept beside bench.suite, which is not imported for `--help`; a test compares the two."""
-
-    ALL = "all"
-    LOCAL = "local"
-    KEYS = "keys"
-    LOOKUP = "lookup"
-    POLICY = "policy"
-    MEMORY = "memory"
-    SSD = "ssd"
-    SHM = "shm"
-    TCP = "tcp"
-    OBSERVED = "observed"
-
-
 @app.command()
-def bench(
-    what: Annotated[_Bench, typer.Argument()] = _Bench.ALL,
-    as_json: arguments.AsJson = False,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Tiny sizes, to see that it runs; no figures to quote.")
-    ] = False,
-    seed: Seed = 1,
-    directory: Annotated[
-        Path | None,
-        typer.Option(
-            "--dir",
-            exists=True,
-            file_okay=False,
-            help="Where ssd makes its files, some GiB that are removed again (default: a folder"
-            " for temporary files).",
-        ),
-    ] = None,
-) -> None:
+@arguments.taking(BenchArguments)
+def bench(asked: BenchArguments) -> None:
     """Measure the pool beside memcpy, raw sockets or the raw disk in the same run, and hold it to
-    its bars. Also daemons, of its own, for shm, tcp and lookup."""
+    its bars. Also daemons, of its own, for shm, tcp and lookup, and vLLM with other connectors."""
     from kvpool.bench import rows, suite, timing
-    from kvpool.bench.scale import Scale
 
-    names = list(suite.BENCHES) if what == _Bench.ALL else [what.value]
-    scale = Scale(seed=seed, is_quick=quick, directory=directory, say=_tell)
-    _tell(timing.environment(seed))
+    scale = asked.scale(_tell)
+    usual = [name for name in suite.BENCHES if name not in suite.NOT_IN_ALL]
+    names = usual if asked.what == Bench.ALL else [asked.what.value]
+    _tell(timing.environment(asked.seed))
     with _told_plainly():
         for name in names:
-            if as_json:
+            if asked.as_json:
                 for row in suite.BENCHES[name](scale):
                     print(rows.json_line(row), flush=True)
                 continue

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
+from kvpool.bench.vllm_plan import USUAL_ENGINES, EngineOptions
+
 
 def _say_nothing(_line: str) -> None:
     pass
@@ -16,12 +18,14 @@ class Scale:
     """`seed` drives everything random; `is_quick` shrinks working sets and rounds.
 
     directory: where files go, None for a usual place. say: tells what a row has no field for.
+    engines: what was asked of the bench that runs vLLM.
     """
 
     seed: int = 1
     is_quick: bool = False
     directory: Path | None = None
     say: Callable[[str], None] = _say_nothing
+    engines: EngineOptions = USUAL_ENGINES
 
     def of(self, real: int, *, quick: int) -> int:
         return quick if self.is_quick else real

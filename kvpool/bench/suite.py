@@ -17,6 +17,7 @@ from kvpool.bench.shm import shm as served_by_shm
 from kvpool.bench.ssd import rates
 from kvpool.bench.ssd_beside import beside
 from kvpool.bench.tcp import tcp as served_by_tcp
+from kvpool.bench.vllm import vllm
 
 
 def ssd(scale: Scale) -> Iterator[Row]:
@@ -47,4 +48,6 @@ BENCHES: dict[str, Callable[[Scale], Iterator[Row]]] = {
     "shm": shm,
     "tcp": tcp,
     "observed": observed,
+    "vllm": vllm,
 }
+NOT_IN_ALL = ("vllm",)  # needs an engine

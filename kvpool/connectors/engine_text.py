@@ -126,6 +126,8 @@ def hf_digest(model: Any) -> str:
 
 
 def _group_parts(config: Any, group: Group) -> list[Part]:
+    if not group.layers:
+        raise BadArgument(f"KV cache group {group.index} has no layers")
     names = hashlib.sha256("\n".join(group.layers).encode()).hexdigest()[:16]
     window = "" if group.window is None else f" window {group.window}"
     return [
@@ -163,7 +165,7 @@ def _cache_parts(config: Any, environment: Mapping[str, str]) -> list[Part]:
             "calculate_kv_scales is set: each engine computes scales of its own from the first"
             " prompt that it sees; use a checkpoint that has them"
         )
-    parts = [("cache", str(cache.cache_dtype))]
+    parts = [("cache", str(need(cache, "cache_dtype")))]
     if skipped := need(cache, "kv_cache_dtype_skip_layers"):
         parts.append(("unquantised", ",".join(sorted(map(str, skipped)))))
     if (unit := need(cache, "prefix_match_unit")) is not None:
@@ -204,6 +206,8 @@ def _model_parts(config: Any) -> list[Part]:
         if value := need(model, name):
             parts.append((name, digest_of(value, name)))
     attention = need(config, "attention_config")
+    if need(attention, "hisparse_config") is not None:
+        raise BadArgument("hisparse_config is set: a page then holds some of its tokens only")
     for name, default in (("indexer_kv_dtype", "auto"), ("use_non_causal", False)):
         if (value := need(attention, name)) != default:
             parts.append((name, str(value)))

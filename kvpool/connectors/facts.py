@@ -162,18 +162,16 @@ def _weights(config: Any, folder: ModelFolder) -> str:
 def _draft_parts(config: Any, options: Options, environment: Mapping[str, str]) -> list[Part]:
     """A draft model's layers stand in the groups beside the model's own: its weights count too."""
     speculative = need(config, "speculative_config")
-    if speculative is None or speculative.method in WITHOUT_KV:
+    if speculative is None or (method := need(speculative, "method")) in WITHOUT_KV:
         return []
     draft = need(speculative, "draft_model_config")
     if draft is None:
-        raise BadArgument(
-            f"speculative method {speculative.method!r} has no draft model that could be named"
-        )
+        raise BadArgument(f"speculative method {method!r} has no draft model that could be named")
     loading = getattr(speculative, "draft_load_config", None) or need(config, "load_config")
     as_target = SimpleNamespace(model_config=draft, load_config=loading)
     folder = _folder(as_target, environment)
     return [
-        ("draft", f"{speculative.method} {folder.name}@{folder.revision}"),
+        ("draft", f"{method} {folder.name}@{folder.revision}"),
         ("draft_weights", options.weights or _weights(as_target, folder)),
         ("draft_model", hf_digest(draft)),
         ("draft_tokens", str(need(speculative, "num_speculative_tokens"))),
@@ -189,8 +187,6 @@ def _layer_range(names: tuple[str, ...]) -> tuple[int, int]:
 
     Of several numbers in a name the one of the layer. The names themselves are in `engine`.
     """
-    if not names:
-        raise BadArgument("a KV cache group has no layers")
     found = [_NUMBERED.search(name) or _ANY_NUMBER.search(name) for name in names]
     numbers = [int(match[1]) for match in found if match is not None]
     if len(numbers) < len(names):

@@ -30,10 +30,11 @@ from kvpool.remote import candidates
 START_S_MAX = 60.0  # with an SSD tier a second per million blocks
 PROBE_S = 1.0
 PAUSE_S = 0.05
-_NOBODY = (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK, errno.ENOTDIR)
+# Nobody, or a node of somebody else that is not for us.
+_NOBODY = (errno.EACCES, errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK, errno.ENOTDIR)
 _LOG_TAIL_BYTES = 64 << 10
 # The shell ends at once, so that the node belongs to init: who kills an engine with its children
-# does not kill it. Its stdout, which the engine reads the number of the process from, is the log.
+# does not kill it. The engine reads its number from the shell's stdout; its own goes to the log.
 _DETACHED = '"$@" >&2 & echo $!'
 
 

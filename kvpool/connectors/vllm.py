@@ -149,7 +149,8 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):
             self._moves.begin_saves(metadata)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        finished = self._moves.finished_loads()
+        metadata = self._connector_metadata
+        finished = self._moves.finished_loads(isinstance(metadata, Step) and metadata.is_idle)
         self._failed_pages = finished.failed_pages
         return KVConnectorTransferResults(
             finished_recving=finished.requests, failed_recving=finished.failed_requests
@@ -186,7 +187,14 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):
         return self._decides.matched(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        self._decides.allocated(request, blocks, num_external_tokens)
+        try:
+            self._decides.allocated(request, blocks, num_external_tokens)
+        except Exception:
+            if os.environ.get(STRICT_VARIABLE):
+                raise
+            log.exception("kvpool: a fault of kvpool itself; the prompt is computed")
+            if num_external_tokens:
+                self._decides.lost(request, blocks)
 
     @quiet(Step)
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvpool.namespace import Namespace, View
-from kvpool.types import Tier
+from kvpool.types import Hit, Miss, Tier
 
 _LEASE_TRIES = 3  # a prefix that shrinks as often while it is leased is being evicted
 
@@ -50,6 +50,7 @@ class Offer:
 
     tokens: int = 0
     tiers: bytes = b""  # of the blocks of the first group, by index
+    miss: Miss = Miss.NONE  # why it is not longer; NONE where it reaches the limit
     _leases: list[View] = field(default_factory=list, repr=False)
 
     def release(self) -> None:
@@ -66,6 +67,20 @@ class Offer:
         return counts
 
 
+@dataclass
+class _Seen:
+    """What lookups of several groups said."""
+
+    tiers: bytearray  # the farthest that any group has a block in
+    miss: Miss = Miss.NONE
+
+    def note(self, first: int, hit: Hit) -> None:
+        if hit.miss is not Miss.NONE:
+            self.miss = hit.miss
+        for at, tier in enumerate(hit.tiers[: len(self.tiers) - first], first):
+            self.tiers[at] = max(self.tiers[at], tier)
+
+
 @dataclass(frozen=True)
 class Lookup:
     """Shapes of the groups; `unit`: tokens in which hits are counted."""
@@ -80,14 +95,14 @@ class Lookup:
         """
         tokens = limit // self.unit * self.unit
         keys = self._keys(ranks, hashes, tokens)
-        tiers = bytearray(tokens // self.shapes[0].block_tokens)
+        seen = _Seen(bytearray(tokens // self.shapes[0].block_tokens))
         while tokens > 0:
-            found = self._whole(ranks, keys, tokens, tiers)
-            found = self._windows(ranks, keys, found, tiers)
+            found = self._whole(ranks, keys, tokens, seen)
+            found = self._windows(ranks, keys, found, seen)
             if found == tokens:
                 break
             tokens = found // self.unit * self.unit
-        return Offer(tokens, bytes(tiers))
+        return Offer(tokens, bytes(seen.tiers), seen.miss)
 
     def lease(self, ranks: Ranks, hashes: Sequence[bytes], offer: Offer) -> Offer:
         """The same prefix pinned, or what is left of it. May wait for the SSD, which reads it."""
@@ -118,7 +133,7 @@ class Lookup:
             for spaces in ranks
         ]
 
-    def _whole(self, ranks: Ranks, keys: list[list[Any]], tokens: int, tiers: bytearray) -> int:
+    def _whole(self, ranks: Ranks, keys: list[list[Any]], tokens: int, seen: _Seen) -> int:
         """Tokens that all groups without a window have from the start on."""
         for rank, spaces in enumerate(ranks):
             for at, (shape, space) in enumerate(zip(self.shapes, spaces, strict=True)):
@@ -126,10 +141,10 @@ class Lookup:
                     continue
                 hit = space.lookup(keys[rank][at][: tokens // shape.block_tokens])
                 tokens = min(tokens, hit.blocks * shape.block_tokens)
-                _note(tiers, 0, hit.tiers)
+                seen.note(0, hit)
         return tokens
 
-    def _windows(self, ranks: Ranks, keys: list[list[Any]], tokens: int, tiers: bytearray) -> int:
+    def _windows(self, ranks: Ranks, keys: list[list[Any]], tokens: int, seen: _Seen) -> int:
         """The longest of at most `tokens` whose last window every group with one has."""
         for rank, spaces in enumerate(ranks):
             for at, (shape, space) in enumerate(zip(self.shapes, spaces, strict=True)):
@@ -138,17 +153,10 @@ class Lookup:
                 while tokens > 0:
                     first, last = shape.first_needed(tokens), tokens // shape.block_tokens
                     hit = space.lookup(keys[rank][at][first:last])
-                    _note(tiers, first, hit.tiers)
+                    seen.note(first, hit)
                     if hit.blocks == last - first:
                         break
                     # The block after the last one found is missing: no window may reach it.
                     tokens = min((first + hit.blocks) * shape.block_tokens, tokens - 1)
                     tokens = tokens // self.unit * self.unit
         return tokens
-
-
-def _note(tiers: bytearray, first: int, found: bytes) -> None:
-    """The farthest tier that any group has a block in."""
-    for at, tier in enumerate(found, first):
-        if at < len(tiers) and tier > tiers[at]:
-            tiers[at] = tier

@@ -44,6 +44,7 @@ class Step:
 
     loads: list[Load] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
+    is_idle: bool = False  # nothing is computed in it
 
 
 @dataclass

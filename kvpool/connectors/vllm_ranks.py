@@ -35,6 +35,11 @@ class RankSpaces:
         """Ranks."""
         return len(self._manifests)
 
+    @property
+    def name(self) -> str:
+        """Of the first namespace, for who must know whether theirs is the same; empty if none."""
+        return self._manifests[0][0].namespace_id.hex() if self._manifests else ""
+
     def opened(self, adapter: str | None) -> Ranks | None:
         """What open() gave; None if it was not called yet."""
         return None if adapter is None else self._opened.get(adapter)

@@ -19,7 +19,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,13 +31,17 @@ from kvpool.connectors.vllm_lookup import GroupShape, Lookup, Offer, Ranks
 from kvpool.connectors.vllm_messages import Load, Part, Report, Save, Step
 from kvpool.connectors.vllm_pace import Pace
 from kvpool.connectors.vllm_ranks import RankSpaces
-from kvpool.types import Tier
+from kvpool.types import Miss, Tier
 
 NULL_PAGE = 0  # vLLM's block for tokens that no layer of a group sees any more
 _THREADS = 8
 _INLINE_BLOCKS = 256  # so many are pinned without a request; more go to a thread
 _OFFER_S = 30.0  # that an engine without free pages may take to accept an offer
+_IDLE_WAIT_S = 0.005
 _NOTHING = (0, False)
+# In kv_transfer_params: what a prefill engine tells the decode engine.
+BLOCKS_PARAM = "kvpool_blocks"
+NAMESPACE_PARAM = "kvpool_namespace"
 
 log = logging.getLogger("vllm.kvpool")
 
@@ -116,7 +120,8 @@ class SchedulerHalf:
         self._requests: dict[str, Followed] = {}
         self._leaving: dict[str, Followed] = {}  # finished while a load was under way
         self._loads: list[Load] = []
-        self._steps: deque[tuple[float, int]] = deque()  # under way: when scheduled, tokens
+        # Under way: when scheduled, tokens. Engines schedule a step or two ahead.
+        self._steps: deque[tuple[float, int]] = deque(maxlen=8)
         self._stepped_at = 0.0
         self.pace = Pace()
         self.counts = Counts()
@@ -158,7 +163,7 @@ class SchedulerHalf:
         request = followed.request
         if followed.is_done or request.skip_reading_prefix_cache:
             return False
-        limit = min(request.num_tokens - 1, self._hashed_tokens(request))
+        limit = min(self._most_tokens(request), self._hashed_tokens(request))
         if limit - local < self._lookup.unit * self._options.min_blocks:
             followed.saved = max(followed.saved, local // self._shapes[0].block_tokens)
             return False
@@ -168,7 +173,7 @@ class SchedulerHalf:
             return False
         self.counts.add("lookups")
         self.counts.add("lookup_blocks", (limit - local) // self._lookup.unit)
-        awaited = _awaited_tokens(request, self._lookup.unit)
+        awaited = self._awaited_tokens(request)
         query = Query(list(request.block_hashes), limit, local, awaited)
         ranks = self._ranks.opened("" if request.lora_request is None else followed.adapter)
         if ranks is None or awaited or not self._attachment.shares_memory:
@@ -187,10 +192,30 @@ class SchedulerHalf:
         followed.asked_until = self._clock() + self._options.load_timeout_s + wait_s
         return True
 
+    def _most_tokens(self, request: Any) -> int:
+        """The last token is computed in any case. vLLM goes back by one token where all were loaded
+        between steps; a window may have lost what that token sees.
+        """
+        has_window = any(shape.window is not None for shape in self._shapes)
+        return int(request.num_tokens) - (1 if has_window else 0)
+
     def _hashed_tokens(self, request: Any) -> int:
         shape = self._shapes[0]
         hashes: int = len(request.block_hashes)
         return hashes // shape.hashes_per_block * shape.block_tokens
+
+    def _awaited_tokens(self, request: Any) -> int:
+        """Tokens of the prompt that another engine said it stores, where we would find them."""
+        params = request.kv_transfer_params
+        if not isinstance(params, dict):
+            return 0
+        blocks = params.get(BLOCKS_PARAM)
+        if not isinstance(blocks, int) or isinstance(blocks, bool) or blocks <= 0:
+            return 0
+        if params.get(NAMESPACE_PARAM, self._ranks.name) != self._ranks.name:
+            self.counts.add("no_hit", reason="other_namespace")  # another shard or another dtype
+            return 0
+        return min(blocks * self._lookup.unit, int(request.num_tokens))
 
     def _is_quick(self, offer: Offer) -> bool:
         blocks = len(offer.tiers) * len(self._shapes)
@@ -248,7 +273,7 @@ class SchedulerHalf:
         followed.saved = offer.tokens // self._shapes[0].block_tokens
         tokens = offer.tokens - (self._lookup.unit if self._has_eagle and offer.tokens else 0)
         fresh = max(0, tokens - local)
-        reason = self._reason_against(fresh)
+        reason = self._reason_against(fresh, offer.miss)
         if reason:
             self.counts.add("no_hit", reason=reason)
             followed.drop_offer()
@@ -257,9 +282,9 @@ class SchedulerHalf:
         followed.local = local
         return fresh, True
 
-    def _reason_against(self, fresh: int) -> str:
+    def _reason_against(self, fresh: int, miss: Miss) -> str:
         if fresh == 0:
-            return "not_present"
+            return "not_present" if miss in (Miss.NONE, Miss.ABSENT) else miss.name.lower()
         if fresh < self._options.min_blocks * self._lookup.unit:
             return "too_few"
         if self._options.recompute_estimate and not self.pace.is_worth(
@@ -284,6 +309,14 @@ class SchedulerHalf:
         followed.is_done = True
         self.counts.add("hit_blocks", sum(len(part.pages) for part in parts))
         self._loads.append(Load(request.request_id, followed.adapter or "", parts))
+
+    def lost(self, request: Any, blocks: Any) -> None:
+        """After a fault of ours in allocated(): the engine waits for a load, so there is one.
+
+        It has no hashes, which fails it: the engine computes all of the prompt.
+        """
+        pages = [page for page in blocks.get_block_ids()[0] if page != NULL_PAGE]
+        self._loads.append(Load(request.request_id, "", [Part(0, pages, [])]))
 
     def _parts(
         self, followed: Followed, pages: Sequence[Sequence[int]], external: int
@@ -315,15 +348,24 @@ class SchedulerHalf:
     def next_step(self, output: Any) -> Step:
         """What the workers do in and after this step."""
         self._expire()
-        step = Step(self._loads, [])
+        step = Step(self._loads, [], is_idle=not output.total_num_scheduled_tokens)
         self._loads = []
+        if step.is_idle and not step.loads:
+            self._sleep_until_found()
         if self._saves != "none" and self._attachment.pool is not None:
             for request_id in output.num_scheduled_tokens:
                 save = self._save_of(request_id, output)
                 if save is not None:
                     step.saves.append(save)
-        self._steps.append((self._clock(), output.total_num_scheduled_tokens))
+        if output.total_num_scheduled_tokens:  # others may have no answer
+            self._steps.append((self._clock(), output.total_num_scheduled_tokens))
         return step
+
+    def _sleep_until_found(self) -> None:
+        """An engine that could only ask again leaves the interpreter to the threads that look."""
+        asked = [each.asked for each in self._requests.values() if each.asked is not None]
+        if asked:
+            wait(asked, timeout=_IDLE_WAIT_S, return_when=FIRST_COMPLETED)
 
     def _save_of(self, request_id: str, output: Any) -> Save | None:
         followed = self._requests.get(request_id)
@@ -416,7 +458,10 @@ class SchedulerHalf:
             followed.forget_lookup()
         shape = self._shapes[0]
         stored = min(followed.saved, request.num_prompt_tokens // shape.block_tokens)
-        return {"kvpool_blocks": stored * shape.block_tokens // self._lookup.unit}
+        return {
+            BLOCKS_PARAM: stored * shape.block_tokens // self._lookup.unit,
+            NAMESPACE_PARAM: self._ranks.name,
+        }
 
     def reset(self) -> bool:
         """Drop everything: the weights changed. False where no node did it in time."""
@@ -442,15 +487,6 @@ class SchedulerHalf:
 def _release_found(asked: Future[Offer]) -> None:
     if not asked.cancelled() and asked.exception() is None:
         asked.result().release()
-
-
-def _awaited_tokens(request: Any, unit: int) -> int:
-    """Tokens of the prompt that another engine said it stores."""
-    params = request.kv_transfer_params
-    blocks = params.get("kvpool_blocks") if isinstance(params, dict) else None
-    if not isinstance(blocks, int) or isinstance(blocks, bool) or blocks <= 0:
-        return 0
-    return min(blocks * unit, int(request.num_tokens))
 
 
 def unit_of(shapes: Iterable[GroupShape]) -> int:

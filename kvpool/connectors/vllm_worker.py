@@ -6,8 +6,8 @@ thread: pages are the engine's again at once, whatever the pool does.
 
 Promises:  1. a load that was begun is reported, delivered or failed, within the pool's deadline;
               what was not delivered is named, so that it is computed;
-           2. the engine's thread never waits for the pool: a full buffer, or a pool that is away,
-              drops saves and counts them;
+           2. the engine's thread never waits for the pool while it has anything to compute: a full
+              buffer, or a pool that is away, drops saves and counts them;
            3. no page is read after the step that named it, but by copies the engine is ordered
               behind (moving.Mover.fence).
 Thread rule: hooks on the engine's thread; threads here share what a lock guards.
@@ -16,6 +16,7 @@ Thread rule: hooks on the engine's thread; threads here share what a lock guards
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 import time
@@ -37,7 +38,9 @@ from kvpool.manifest import Manifest
 from kvpool.namespace import Namespace
 from kvpool.types import Put, Reason
 
-_LOADERS = 2
+_LOADERS = max(1, min(4, os.cpu_count() or 1))  # one copies some GB/s; more than 4 gain little
+_CHUNK_BYTES = 16 << 20  # of a load that one thread copies at a time
+_IDLE_WAIT_S = 0.005  # an engine with nothing to compute sleeps, and asks again
 _DRAIN_S = 5.0  # that saves under way have when the engine ends
 
 log = logging.getLogger("vllm.kvpool")
@@ -50,6 +53,17 @@ class Finished:
     requests: set[str] = field(default_factory=set)
     failed_requests: set[str] = field(default_factory=set)
     failed_pages: set[int] = field(default_factory=set)
+
+
+@dataclass
+class _Loading:
+    """A load under way, in chunks that threads take."""
+
+    load: Load
+    began: float
+    left: int  # chunks
+    failed: list[int] = field(default_factory=list)  # pages
+    size: int = 0
 
 
 @dataclass
@@ -75,10 +89,12 @@ class WorkerHalf:
         self._manifests: list[Manifest] = []
         self._movers: list[Mover] = []
         self._buffer: SaveBuffer | None = None
-        self._loads: queue.SimpleQueue[Load | None] = queue.SimpleQueue()
+        self._loads: queue.SimpleQueue[tuple[_Loading, Part] | None] = queue.SimpleQueue()
         self._saves: queue.SimpleQueue[_Gathered | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._lock = threading.Lock()  # guards _finished and _report
+        self._lock = threading.Lock()  # guards what follows, and every _Loading
+        self._some_loaded = threading.Condition(self._lock)
+        self._under_way = 0  # loads
         self._finished = Finished()
         self._report = Report()
         self._spaces: dict[tuple[int, str], Namespace] = {}
@@ -129,39 +145,54 @@ class WorkerHalf:
     def begin_loads(self, step: Step) -> None:
         """Start what the step asks for."""
         for load in step.loads:
-            self._loads.put(load)
+            chunks = [chunk for part in load.parts for chunk in self._chunks(part)]
+            loading = _Loading(load, time.monotonic(), len(chunks))
+            with self._lock:
+                self._under_way += 1
+            if not chunks:
+                self._end_load(loading)
+            for chunk in chunks:
+                self._loads.put((loading, chunk))
+
+    def _chunks(self, part: Part) -> list[Part]:
+        """Blocks are independent: what is large is copied by several threads."""
+        size = self._groups[part.group].facts.block_bytes
+        count = max(1, _CHUNK_BYTES // size)
+        chunks = []
+        while part.pages:
+            chunk, part = _cut(part, count)
+            chunks.append(chunk)
+        return chunks
 
     def _run_loads(self) -> None:
-        while (load := self._loads.get()) is not None:
-            began = time.monotonic()
-            failed: list[int] = [page for part in load.parts for page in part.pages]
-            size = 0
+        while (job := self._loads.get()) is not None:
+            loading, chunk = job
+            done = 0
             try:
-                failed, size = self._deliver(load)
+                done = self._deliver(loading.load, chunk)
             except Exception:
                 log.exception("kvpool: a load failed; its tokens are computed")
-            self._end_load(load, failed, size, time.monotonic() - began)
+            with self._lock:
+                loading.failed += chunk.pages[done:]
+                loading.size += done * self._groups[chunk.group].facts.block_bytes
+                loading.left -= 1
+                is_last = loading.left == 0
+            if is_last:
+                self._end_load(loading)
 
-    def _deliver(self, load: Load) -> tuple[list[int], int]:
-        """Pages that were not written, and the bytes that were."""
-        failed: list[int] = []
-        size = 0
-        for part in load.parts:
-            if not part.pages:
-                continue
-            space = self._space(part.group, load.adapter)
-            done = 0
-            if space is not None:
-                keys = space.fold(part.hashes)
-                done = self._movers[part.group].load(space, part.pages, keys)
-            failed += part.pages[done:]
-            size += done * self._groups[part.group].facts.block_bytes
-        return failed, size
+    def _deliver(self, load: Load, chunk: Part) -> int:
+        """How many leading blocks were written into their pages."""
+        space = self._space(chunk.group, load.adapter)
+        if space is None or len(chunk.hashes) != len(chunk.pages):
+            return 0
+        keys = space.fold(chunk.hashes)
+        return self._movers[chunk.group].load(space, chunk.pages, keys)
 
-    def _end_load(self, load: Load, failed: list[int], size: int, seconds: float) -> None:
+    def _end_load(self, loading: _Loading) -> None:
+        load, failed, seconds = loading.load, loading.failed, time.monotonic() - loading.began
         total = blocks_of(load.parts)
         self.counts.add("loaded_blocks", total - len(failed))
-        self.counts.add("loaded_bytes", size)
+        self.counts.add("loaded_bytes", loading.size)
         self.counts.add("load_seconds", seconds)
         if failed:
             self.counts.add("failed_loads", len(failed))
@@ -171,17 +202,24 @@ class WorkerHalf:
                 total,
             )
         with self._lock:
-            self._report.load_bytes += size
+            self._under_way -= 1
+            self._report.load_bytes += loading.size
             self._report.load_s += seconds
             self._finished.requests.add(load.request)
             if failed and len(self._groups) > 1:
                 self._finished.failed_requests.add(load.request)
             elif failed:
                 self._finished.failed_pages.update(failed)
+            self._some_loaded.notify()
 
-    def finished_loads(self) -> Finished:
-        """Loads that ended since the last call."""
+    def finished_loads(self, is_idle: bool) -> Finished:
+        """Loads that ended since the last call. is_idle: the engine has nothing but to wait.
+
+        It would ask again and again, and keep the interpreter from the threads that load.
+        """
         with self._lock:
+            if is_idle and self._under_way and not self._finished.requests:
+                self._some_loaded.wait(_IDLE_WAIT_S)
             finished, self._finished = self._finished, Finished()
         return finished
 
@@ -307,5 +345,5 @@ class WorkerHalf:
 def _cut(part: Part, count: int) -> tuple[Part, Part]:
     """The first `count` blocks, and the rest, which follows them."""
     first = Part(part.group, part.pages[:count], part.hashes[:count], part.parent)
-    parent = part.hashes[count - 1] if count else part.parent
+    parent = part.hashes[count - 1] if 0 < count <= len(part.hashes) else part.parent
     return first, Part(part.group, part.pages[count:], part.hashes[count:], parent)

@@ -23,11 +23,11 @@ SAYS = {
         r"engine B loaded 128 blocks",
         r"the same in both engines",
     ],
-    "03_ssd_tier.py": [
+    "05_ssd_tier.py": [
         r"after a restart: 256 of 256 blocks",
         r"got 256 blocks, byte for byte",
     ],
-    "04_prefill_and_decode.py": [
+    "06_prefill_and_decode.py": [
         r"prefill: 0 blocks were there, 64 put",
         r"decode: 64 of 64 blocks, byte for byte",
     ],

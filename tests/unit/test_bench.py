@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from kvpool import cli
 from kvpool.bench import keys, local, rows, suite, timing
+from kvpool.bench.arguments import Bench
 from kvpool.bench.buffers import Buffers, Memory, groups
 from kvpool.bench.scale import Scale
 
@@ -43,7 +44,8 @@ def test_rows_have_exactly_their_fields(measured, name: str) -> None:
 
 
 def test_every_bench_is_tested_somewhere() -> None:
-    elsewhere = {"ssd", "shm", "tcp", "observed"}  # test_ssd_bench.py, test_bench_served.py
+    # test_ssd_bench.py, test_bench_served.py, test_bench_vllm.py
+    elsewhere = {"ssd", "shm", "tcp", "observed", "vllm"}
     assert set(suite.BENCHES) == {*FIELDS, *elsewhere}
 
 
@@ -66,7 +68,7 @@ def test_memory_is_within_reason(measured) -> None:
 
 
 def test_the_command_offers_what_there_is() -> None:
-    assert {bench.value for bench in cli._Bench} == {"all", *suite.BENCHES}
+    assert {bench.value for bench in Bench} == {"all", *suite.BENCHES}
 
 
 def test_table_has_bars_and_names_machine_and_seed_on_stderr() -> None:

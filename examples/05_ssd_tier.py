@@ -1,6 +1,6 @@
 """A pool that outlives its memory and its process: DRAM over an SSD.
 
-    python examples/03_ssd_tier.py
+    python examples/05_ssd_tier.py
 
 One conversation is larger than the pool's DRAM. Its blocks sink to files in a directory, are read
 from there, and are found again by a second pool on the same directory: the warm restart of an

@@ -1,6 +1,6 @@
 """Two engines in two processes hand over a prompt through a daemon.
 
-    python examples/04_prefill_and_decode.py
+    python examples/06_prefill_and_decode.py
 
 The prefill engine computes the KV of a prompt and puts it; the decode engine sleeps until all of it
 is there, and reads it: in place, without a copy, and into memory of its own. All that they share is
