@@ -1,13 +1,14 @@
 """KvpoolTier behind vLLM's own CPU tier: what comes from the pool is what the engine computed."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.engines.connectors import wait_connected
 from tests.engines.rig import Engine, Model, Output, engines
 from tests.engines.tokens import assert_same, loadable_tokens, random_prompts
 from tests.served import Served, served, wait_for
@@ -15,8 +16,10 @@ from tests.served import Served, served, wait_for
 MAX_TOKENS = 16
 PROMPTS = 3
 TOKENS = 300
+SEED = 7  # of the prompts: the same ones in every run, as the weights are
 CPU_BYTES = 64 << 20
 LOAD_TIMEOUT_S = 2.0
+STORED_S = 60.0
 
 Named = Callable[[str], Model]
 
@@ -47,76 +50,163 @@ def tiered(address: str, *, cpu_bytes: int = CPU_BYTES, chunk: int = 1, **option
 class Tiered(Engine):
     """An engine with the pool behind its CPU tier."""
 
-    def __init__(
-        self, model: Model, folder: Path, name: str, connector: Mapping[str, Any], **options: Any
-    ) -> None:
-        super().__init__(model, folder, name, connector=connector, **options)
+    def __init__(self, model: Model, folder: Path, name: str, address: str, **options: Any) -> None:
+        super().__init__(model, folder, name, connector=tiered(address, **options))
         self._fillers = iter(range(10, 2000))
 
     def step(self) -> None:
         """Something else: what was computed goes on, to both tiers, in later steps."""
         self.generate([[next(self._fillers)] * 3], 1)
 
-    def chunks(self, what: str, **labels: str) -> int:
+    def chunks(self, what: str) -> int:
         """loaded, stored, not_loaded, not_stored. As of the last step."""
-        return self.metrics().value(f"kvpool_tier_{what}_chunks_total", **labels)
+        return self.metrics().value(f"kvpool_tier_{what}_chunks_total")
 
-    def wait_stored(self, chunks: int) -> None:
-        def are_stored() -> bool:
+    def wait_counted(self, what: str, chunks: int) -> None:
+        def are_counted() -> bool:
             self.step()
-            return self.chunks("stored") >= chunks
+            return self.chunks(what) >= chunks
 
-        wait_for(are_stored, 60.0, f"{chunks} chunks are stored")
-        assert self.chunks("stored") == chunks
-
-
-def whole_blocks(model: Model, outputs: Sequence[Output]) -> int:
-    return sum(each.prompt_tokens // model.block_tokens for each in outputs)
+        wait_for(are_counted, STORED_S, f"{chunks} chunks are {what}")
+        assert self.chunks(what) == chunks
 
 
-def prompts_of(rng: np.random.Generator) -> list[list[int]]:
-    return random_prompts(rng, PROMPTS, TOKENS)
+@dataclass
+class Case:
+    """One model with its engines. The pool has all whole blocks of the prompts."""
+
+    model: Model
+    daemon: Served
+    plain: Engine
+    filling: Tiered
+    near: Tiered
+    far: Tiered
+    prompts: Sequence[Sequence[int]]
+    right: Sequence[Output]
+
+    def assert_loads(self, engine: Tiered, chunks: int) -> None:
+        """The prompts in an engine: the same tokens, and so many chunks from the pool."""
+        with engine.counting() as counted:
+            outputs = engine.generate(self.prompts, MAX_TOKENS)
+        assert_same(self.model, self.right, outputs)
+        assert counted.external_tokens == loadable_tokens(self.model, outputs)
+        assert counted.local_tokens == 0
+        engine.wait_counted("loaded", chunks)
+        assert engine.chunks("not_loaded") == 0
 
 
-@contextlib.contextmanager
-def filled(
-    model: Model,
-    daemon: Served,
-    folder: Path,
-    prompts: list[list[int]],
-    *,
-    groups: int = 1,
-    **options: Any,
-) -> Iterator[list[Output]]:
-    """The pool has the blocks of the prompts; what is given is what was said without it."""
-    with engines(
-        Engine(model, folder, "plain"),
-        Tiered(model, folder, "filling", tiered(daemon.unix_address, **options)),
-    ) as (plain, filling):
-        right = plain.generate(prompts, MAX_TOKENS)
-        assert_same(model, right, filling.generate(prompts, MAX_TOKENS))
-        chunk = options.get("chunk", 1)
-        filling.wait_stored(
-            groups * sum(each.prompt_tokens // (model.block_tokens * chunk) for each in right)
-        )
-    yield right
+def groups_of(model: Model) -> int:
+    return 2 if model.name == "hybrid" else 1
 
 
-@pytest.mark.parametrize("name", ["llama", "llama-bfloat16", "mla"])
-def test_fresh_engine_takes_up_what_another_one_computed(
-    tmp_path: Path, model: Named, rng: np.random.Generator, name: str
+@pytest.fixture(scope="module", params=["llama", "hybrid"])
+def case(
+    request: pytest.FixtureRequest, model: Named, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Case]:
+    chosen = model(request.param)
+    folder = tmp_path_factory.mktemp(f"tier-{request.param}")
+    with served(folder, dram="256MiB") as daemon:
+        with engines(
+            Engine(chosen, folder, "plain"),
+            Tiered(chosen, folder, "filling", daemon.unix_address),
+            Tiered(chosen, folder, "near", daemon.unix_address),
+            Tiered(chosen, folder, "far", daemon.tcp_address),
+        ) as started:
+            prompts = random_prompts(np.random.default_rng(SEED), PROMPTS, TOKENS)
+            right = started[0].generate(prompts, MAX_TOKENS)
+            found = Case(chosen, daemon, *started, prompts, right)  # type: ignore[arg-type]
+            assert_same(chosen, right, found.filling.generate(prompts, MAX_TOKENS))
+            chunks = groups_of(chosen) * PROMPTS * (TOKENS // chosen.block_tokens)
+            found.filling.wait_counted("stored", chunks)
+            yield found
+
+
+def wanted_chunks(case: Case) -> int:
+    """Of the group that sees all tokens: all. Of one with a window: its last tokens."""
+    blocks = (TOKENS - 1) // case.model.block_tokens
+    return PROMPTS * (blocks + (2 if case.model.name == "hybrid" else 0))
+
+
+def test_fresh_engine_takes_up_what_another_one_computed(case: Case) -> None:
+    case.assert_loads(case.near, wanted_chunks(case))
+
+
+def test_so_it_does_over_sockets(case: Case) -> None:
+    case.assert_loads(case.far, wanted_chunks(case))
+
+
+def test_what_the_cpu_tier_has_is_not_loaded_again(case: Case) -> None:
+    case.near.reset_prefix_cache()
+    case.assert_loads(case.near, wanted_chunks(case))
+
+
+def test_engines_go_on_when_the_daemon_dies(case: Case) -> None:
+    """The last one of a case: the pool is empty afterwards."""
+    for engine in (case.near, case.far):
+        engine.wait_ready()
+    rng = np.random.default_rng(SEED + 1)
+    prompts = random_prompts(rng, PROMPTS, TOKENS)
+    right = case.plain.generate(prompts, MAX_TOKENS)
+    case.daemon.kill()
+    for engine in (case.near, case.far):
+        assert_same(case.model, right, engine.generate(prompts, MAX_TOKENS))
+        engine.wait_counted("not_stored", groups_of(case.model) * PROMPTS * (TOKENS // 32))
+    case.daemon.start()
+    wait_connected(case.daemon, [case.filling, case.near, case.far])
+    more = random_prompts(rng, 1, TOKENS)
+    right = case.plain.generate(more, MAX_TOKENS)
+    assert_same(case.model, right, case.near.generate(more, MAX_TOKENS))
+    stored = case.near.chunks("stored")
+    case.near.wait_counted("stored", stored + groups_of(case.model) * (TOKENS // 32))
+
+
+def test_daemon_that_dies_between_lookup_and_load(
+    tmp_path: Path, model: Named, rng: np.random.Generator
 ) -> None:
-    chosen, prompts = model(name), prompts_of(rng)
-    with (
-        served(tmp_path, dram="256MiB") as daemon,
-        filled(chosen, daemon, tmp_path, prompts) as right,
-    ):
-        for number, address in enumerate((daemon.unix_address, daemon.tcp_address)):
-            with engines(Tiered(chosen, tmp_path, f"fresh {number}", tiered(address))) as (fresh,):
-                with fresh.counting() as counted:
-                    outputs = fresh.generate(prompts, MAX_TOKENS)
-                assert_same(chosen, right, outputs)
-                assert counted.external_tokens == loadable_tokens(chosen, outputs)
-                wanted = loadable_tokens(chosen, outputs) // chosen.block_tokens
-                assert fresh.chunks("loaded") == wanted
-                assert fresh.chunks("not_loaded") == 0
+    chosen, prompts = model("llama"), random_prompts(rng, 1, TOKENS)
+    chunks = TOKENS // chosen.block_tokens
+    with served(tmp_path) as daemon:
+        address = daemon.unix_address
+        with engines(
+            Tiered(chosen, tmp_path, "filling", address), Tiered(chosen, tmp_path, "other", address)
+        ) as (filling, other):
+            right = filling.generate(prompts, MAX_TOKENS)
+            filling.wait_counted("stored", chunks)
+            other.hold("kvpool.connectors.vllm_tier_rows:Rows.load")
+            other.begin(prompts, MAX_TOKENS)
+            other.wait_held()
+            daemon.kill()
+            other.go()
+            assert_same(chosen, right, other.outputs())
+            assert (other.chunks("loaded"), other.chunks("not_loaded")) == (0, chunks)
+
+
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_chunks_that_the_cpu_tier_has_no_room_for_come_from_the_pool(
+    tmp_path: Path, model: Named, rng: np.random.Generator, chunk: int
+) -> None:
+    """One engine, whose CPU tier holds one prompt and no two."""
+    chosen, prompts = model("llama"), random_prompts(rng, 3, TOKENS)
+    chunks = TOKENS // (chosen.block_tokens * chunk)
+    with served(tmp_path) as daemon:
+        cpu_bytes = (chunks + 1) * chunk * (64 << 10)  # a block of this model has 64 KiB
+        options = {"cpu_bytes": cpu_bytes, "chunk": chunk}
+        with engines(Tiered(chosen, tmp_path, "small", daemon.unix_address, **options)) as (
+            engine,
+        ):
+            right = []
+            for number, prompt in enumerate(prompts, 1):
+                right += engine.generate([prompt], MAX_TOKENS)
+                engine.wait_counted("stored", number * chunks)
+            engine.reset_prefix_cache()
+            with engine.counting() as counted:
+                again = engine.generate([prompts[0]], MAX_TOKENS)
+            assert_same(chosen, right[:1], again)
+            assert counted.external_tokens == chunks * chunk * chosen.block_tokens
+            assert engine.chunks("loaded") == chunks
+
+
+def test_wrong_option_stops_the_start(tmp_path: Path, model: Named) -> None:
+    with engines(Tiered(model("llama"), tmp_path, "engine", "unix:/x", adress="y")) as (engine,):
+        with pytest.raises(AssertionError, match="did you mean 'address'"):
+            engine.wait_ready()
