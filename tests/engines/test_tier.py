@@ -105,20 +105,22 @@ def case(
 ) -> Iterator[Case]:
     chosen = model(request.param)
     folder = tmp_path_factory.mktemp(f"tier-{request.param}")
-    with served(folder, dram="256MiB") as daemon:
-        with engines(
+    with (
+        served(folder, dram="256MiB") as daemon,
+        engines(
             Engine(chosen, folder, "plain"),
             Tiered(chosen, folder, "filling", daemon.unix_address),
             Tiered(chosen, folder, "near", daemon.unix_address),
             Tiered(chosen, folder, "far", daemon.tcp_address),
-        ) as started:
-            prompts = random_prompts(np.random.default_rng(SEED), PROMPTS, TOKENS)
-            right = started[0].generate(prompts, MAX_TOKENS)
-            found = Case(chosen, daemon, *started, prompts, right)  # type: ignore[arg-type]
-            assert_same(chosen, right, found.filling.generate(prompts, MAX_TOKENS))
-            chunks = groups_of(chosen) * PROMPTS * (TOKENS // chosen.block_tokens)
-            found.filling.wait_counted("stored", chunks)
-            yield found
+        ) as started,
+    ):
+        prompts = random_prompts(np.random.default_rng(SEED), PROMPTS, TOKENS)
+        right = started[0].generate(prompts, MAX_TOKENS)
+        found = Case(chosen, daemon, *started, prompts, right)  # type: ignore[arg-type]
+        assert_same(chosen, right, found.filling.generate(prompts, MAX_TOKENS))
+        chunks = groups_of(chosen) * PROMPTS * (TOKENS // chosen.block_tokens)
+        found.filling.wait_counted("stored", chunks)
+        yield found
 
 
 def wanted_chunks(case: Case) -> int:
@@ -150,14 +152,18 @@ def test_engines_go_on_when_the_daemon_dies(case: Case) -> None:
     case.daemon.kill()
     for engine in (case.near, case.far):
         assert_same(case.model, right, engine.generate(prompts, MAX_TOKENS))
-        engine.wait_counted("not_stored", groups_of(case.model) * PROMPTS * (TOKENS // 32))
+        engine.wait_counted(
+            "not_stored", groups_of(case.model) * PROMPTS * (TOKENS // case.model.block_tokens)
+        )
     case.daemon.start()
     wait_connected(case.daemon, [case.filling, case.near, case.far])
     more = random_prompts(rng, 1, TOKENS)
     right = case.plain.generate(more, MAX_TOKENS)
-    assert_same(case.model, right, case.near.generate(more, MAX_TOKENS))
     stored = case.near.chunks("stored")
-    case.near.wait_counted("stored", stored + groups_of(case.model) * (TOKENS // 32))
+    assert_same(case.model, right, case.near.generate(more, MAX_TOKENS))
+    case.near.wait_counted(
+        "stored", stored + groups_of(case.model) * (TOKENS // case.model.block_tokens)
+    )
 
 
 def test_daemon_that_dies_between_lookup_and_load(
@@ -207,6 +213,6 @@ def test_chunks_that_the_cpu_tier_has_no_room_for_come_from_the_pool(
 
 
 def test_wrong_option_stops_the_start(tmp_path: Path, model: Named) -> None:
-    with engines(Tiered(model("llama"), tmp_path, "engine", "unix:/x", adress="y")) as (engine,):
-        with pytest.raises(AssertionError, match="did you mean 'address'"):
-            engine.wait_ready()
+    engine = Tiered(model("llama"), tmp_path, "engine", "unix:/x", adress="y")
+    with engines(engine), pytest.raises(AssertionError, match="did you mean 'address'"):
+        engine.wait_ready()
