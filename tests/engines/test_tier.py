@@ -84,19 +84,20 @@ class Case:
     prompts: Sequence[Sequence[int]]
     right: Sequence[Output]
 
-    def assert_loads(self, engine: Tiered, chunks: int) -> None:
-        """The prompts in an engine: the same tokens, and so many chunks from the pool."""
+    def assert_loads(self, engine: Tiered) -> None:
+        """The prompts in an engine: the same tokens, and every chunk once from the pool."""
         with engine.counting() as counted:
             outputs = engine.generate(self.prompts, MAX_TOKENS)
         assert_same(self.model, self.right, outputs)
         assert counted.external_tokens == loadable_tokens(self.model, outputs)
         assert counted.local_tokens == 0
-        engine.wait_counted("loaded", chunks)
+        engine.wait_counted("loaded", PROMPTS * chunks_of(self.model))
         assert engine.chunks("not_loaded") == 0
 
 
-def groups_of(model: Model) -> int:
-    return 2 if model.name == "hybrid" else 1
+def chunks_of(model: Model) -> int:
+    """Of one prompt: all whole blocks; and of layers with a window, those in it at the end."""
+    return TOKENS // model.block_tokens + (2 if model.name == "hybrid" else 0)
 
 
 @pytest.fixture(scope="module", params=["llama", "hybrid"])
@@ -118,28 +119,21 @@ def case(
         right = started[0].generate(prompts, MAX_TOKENS)
         found = Case(chosen, daemon, *started, prompts, right)  # type: ignore[arg-type]
         assert_same(chosen, right, found.filling.generate(prompts, MAX_TOKENS))
-        chunks = groups_of(chosen) * PROMPTS * (TOKENS // chosen.block_tokens)
-        found.filling.wait_counted("stored", chunks)
+        found.filling.wait_counted("stored", PROMPTS * chunks_of(chosen))
         yield found
 
 
-def wanted_chunks(case: Case) -> int:
-    """Of the group that sees all tokens: all. Of one with a window: its last tokens."""
-    blocks = (TOKENS - 1) // case.model.block_tokens
-    return PROMPTS * (blocks + (2 if case.model.name == "hybrid" else 0))
-
-
 def test_fresh_engine_takes_up_what_another_one_computed(case: Case) -> None:
-    case.assert_loads(case.near, wanted_chunks(case))
+    case.assert_loads(case.near)
 
 
 def test_so_it_does_over_sockets(case: Case) -> None:
-    case.assert_loads(case.far, wanted_chunks(case))
+    case.assert_loads(case.far)
 
 
 def test_what_the_cpu_tier_has_is_not_loaded_again(case: Case) -> None:
     case.near.reset_prefix_cache()
-    case.assert_loads(case.near, wanted_chunks(case))
+    case.assert_loads(case.near)
 
 
 def test_engines_go_on_when_the_daemon_dies(case: Case) -> None:
@@ -152,18 +146,14 @@ def test_engines_go_on_when_the_daemon_dies(case: Case) -> None:
     case.daemon.kill()
     for engine in (case.near, case.far):
         assert_same(case.model, right, engine.generate(prompts, MAX_TOKENS))
-        engine.wait_counted(
-            "not_stored", groups_of(case.model) * PROMPTS * (TOKENS // case.model.block_tokens)
-        )
+        engine.wait_counted("not_stored", PROMPTS * chunks_of(case.model))
     case.daemon.start()
     wait_connected(case.daemon, [case.filling, case.near, case.far])
     more = random_prompts(rng, 1, TOKENS)
     right = case.plain.generate(more, MAX_TOKENS)
     stored = case.near.chunks("stored")
     assert_same(case.model, right, case.near.generate(more, MAX_TOKENS))
-    case.near.wait_counted(
-        "stored", stored + groups_of(case.model) * (TOKENS // case.model.block_tokens)
-    )
+    case.near.wait_counted("stored", stored + chunks_of(case.model))
 
 
 def test_daemon_that_dies_between_lookup_and_load(
@@ -187,11 +177,11 @@ def test_daemon_that_dies_between_lookup_and_load(
             assert (other.chunks("loaded"), other.chunks("not_loaded")) == (0, chunks)
 
 
-@pytest.mark.parametrize("chunk", [1, 3])
 def test_chunks_that_the_cpu_tier_has_no_room_for_come_from_the_pool(
-    tmp_path: Path, model: Named, rng: np.random.Generator, chunk: int
+    tmp_path: Path, model: Named, rng: np.random.Generator
 ) -> None:
-    """One engine, whose CPU tier holds one prompt and no two."""
+    """One engine, whose CPU tier holds one prompt and no two, in chunks of several blocks."""
+    chunk = 3
     chosen, prompts = model("llama"), random_prompts(rng, 3, TOKENS)
     chunks = TOKENS // (chosen.block_tokens * chunk)
     with served(tmp_path) as daemon:
@@ -210,9 +200,3 @@ def test_chunks_that_the_cpu_tier_has_no_room_for_come_from_the_pool(
             assert_same(chosen, right[:1], again)
             assert counted.external_tokens == chunks * chunk * chosen.block_tokens
             assert engine.chunks("loaded") == chunks
-
-
-def test_wrong_option_stops_the_start(tmp_path: Path, model: Named) -> None:
-    engine = Tiered(model("llama"), tmp_path, "engine", "unix:/x", adress="y")
-    with engines(engine), pytest.raises(AssertionError, match="did you mean 'address'"):
-        engine.wait_ready()
