@@ -32,7 +32,7 @@ from kvpool.pool import Pool
 from kvpool.remote import connect
 from kvpool.types import Hit, Keys, Miss, Put, PutResult, Reason, Tier
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 __all__ = [
     "BadArgument",

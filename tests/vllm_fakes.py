@@ -15,7 +15,8 @@ import numpy as np
 import kvpool
 from kvpool.connectors.options import Options, read_options
 from kvpool.connectors.vllm_lookup import GroupShape
-from kvpool.connectors.vllm_scheduler import EngineShape, SchedulerHalf
+from kvpool.connectors.vllm_requests import EngineShape
+from kvpool.connectors.vllm_scheduler import SchedulerHalf
 
 BLOCK = 16  # tokens
 BLOCK_BYTES = 4096
@@ -98,7 +99,7 @@ def manifest(group: int = 0, rank: int = 0) -> kvpool.Manifest:
         layout="opaque",
         block_tokens=BLOCK,
         block_bytes=BLOCK_BYTES,
-        tp=(rank, 2),
+        tp=(rank, 4),
     )
 
 

@@ -23,6 +23,7 @@ import time
 from typing import Any, TextIO
 
 FORGET_S_MAX = 30.0  # a connector may hold blocks until what it stores of them is stored
+STEP_S = 0.001
 COUNTERS = {"local": "vllm:prefix_cache_hits", "external": "vllm:external_prefix_cache_hits"}
 
 
@@ -57,12 +58,13 @@ class Engine:
         return seconds, outputs
 
     def _forget(self) -> None:
-        """Blocks that are still held make the engine refuse; steps of a tiny request free them."""
+        """Blocks that are held yet make the engine refuse; it frees them in steps without work."""
         deadline = time.monotonic() + FORGET_S_MAX
         while not self._llm.reset_prefix_cache():
             if time.monotonic() > deadline:
                 raise RuntimeError("the engine does not forget its prefix cache: blocks are held")
-            self._generate([[1, 2, 3]], 1)
+            self._llm.llm_engine.step()
+            time.sleep(STEP_S)
 
     def _served(self) -> dict[str, int]:
         """Sums over all label sets of the counters, as they are now."""

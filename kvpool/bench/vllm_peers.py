@@ -99,7 +99,11 @@ def lmcache(python: Path, folder: Path, kv_bytes: int) -> Iterator[Peer]:
     }
     flags = [part for name, value in options.items() for part in (f"--{name}", str(value))]
     module = ["-m", "lmcache.v1.multiprocess.server", "--disable-observability"]
-    told = {**_with_path(folder), "LMCACHE_TRACK_USAGE": "false", "LMCACHE_LOG_LEVEL": "WARNING"}
+    told = {
+        **_with_path(folder),
+        "LMCACHE_TRACK_USAGE": "false",
+        "LMCACHE_LOG_LEVEL": "WARNING",
+    }
     with _server("the LMCache server", [str(python), *module, *flags], told, (port,)):
         transfer = {
             "kv_connector": "LMCacheMPConnector",

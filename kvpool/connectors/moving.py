@@ -43,6 +43,9 @@ class Mover(Protocol):
     def fence(self) -> None:
         """Order what the engine does next behind the copies that were started."""
 
+    def order_loads(self) -> None:
+        """Order loads that begin now behind what the engine was given to do until now."""
+
 
 class _Done:
     def wait(self) -> None:
@@ -65,6 +68,9 @@ class HostMover:
     def fence(self) -> None:
         """Nothing is left under way."""
 
+    def order_loads(self) -> None:
+        """On the host a step is over when it returns."""
+
 
 class StagedMover:
     """Pages on a device, or anywhere that torch reaches: through pinned memory of the host."""
@@ -80,7 +86,8 @@ class StagedMover:
         self._on_device = self._device.type != "cpu"
         self._out_stream = torch.cuda.Stream(self._device) if self._on_device else None
         self._in_stream = torch.cuda.Stream(self._device) if self._on_device else None
-        self._last: Any = None
+        self._gathered: Any = None  # event: the last gather is over
+        self._free_pages: Any = None  # event: nothing that was under way writes a page any more
         self._staged = self._pinned(max(1, STAGED_BYTES // max(1, self._block_bytes)))
         self._loading = threading.Lock()  # the staging memory of loads has one user at a time
 
@@ -91,29 +98,36 @@ class StagedMover:
 
     def gather(self, pages: Sequence[int], out: Sequence[np.ndarray[Any, Any]]) -> Ticket:
         torch = self._torch
-        index = torch.tensor(list(pages), device=self._device)
         if self._out_stream is None:
-            self._copy_out(index, out)
+            self._copy_out(pages, out)
             return _Done()
         self._out_stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._out_stream):
-            self._copy_out(index, out)
+            self._copy_out(pages, out)
             event = torch.cuda.Event()
             event.record()
-        self._last = event
+        self._gathered = event
         return _Event(event)
 
-    def _copy_out(self, index: Any, out: Sequence[np.ndarray[Any, Any]]) -> None:
-        """One gather per layer on the device, then one copy per block and layer to the host."""
+    def _index(self, pages: Sequence[int]) -> Any:
+        """Made on the stream that uses it, whose memory it is; nothing waits for it."""
+        index = self._torch.tensor(list(pages), pin_memory=self._on_device)
+        return index.to(self._device, non_blocking=True)
+
+    def _copy_out(self, pages: Sequence[int], out: Sequence[np.ndarray[Any, Any]]) -> None:
+        """One gather per layer on the device, then one copy per block to the host."""
         torch = self._torch
+        index = self._index(pages)
+        blocks = torch.empty(
+            (len(pages), self._block_bytes), dtype=torch.uint8, device=self._device
+        )
         at = 0
         for tensor, page_bytes in zip(self._tensors, self._page_bytes, strict=True):
             rows = tensor.index_select(0, index).contiguous().view(torch.uint8)
-            rows = rows.view(len(out), page_bytes)
-            for row, block in zip(rows, out, strict=True):
-                host = torch.from_numpy(block[at : at + page_bytes])
-                host.copy_(row, non_blocking=self._on_device)
+            blocks[:, at : at + page_bytes] = rows.view(len(pages), page_bytes)
             at += page_bytes
+        for block, host in zip(blocks, out, strict=True):
+            torch.from_numpy(host).copy_(block, non_blocking=self._on_device)
 
     def load(self, space: Namespace, pages: Sequence[int], keys: Any) -> int:
         done = 0
@@ -136,23 +150,33 @@ class StagedMover:
             self._scatter(pages)
             return
         with torch.cuda.stream(self._in_stream):
+            if self._free_pages is not None:
+                self._in_stream.wait_event(self._free_pages)
             self._scatter(pages)
         self._in_stream.synchronize()  # the staging memory is filled again next
 
     def _scatter(self, pages: Sequence[int]) -> None:
-        torch = self._torch
-        index = torch.tensor(list(pages), device=self._device)
+        index = self._index(pages)
+        blocks = self._staged[: len(pages)].to(self._device, non_blocking=True)
         at = 0
         for tensor, page_bytes in zip(self._tensors, self._page_bytes, strict=True):
-            part = self._staged[: len(pages), at : at + page_bytes].contiguous()
-            rows = part.to(self._device, non_blocking=True).view(tensor.dtype)
+            rows = blocks[:, at : at + page_bytes].contiguous().view(tensor.dtype)
             tensor.index_copy_(0, index, rows.view(len(pages), *tensor.shape[1:]))
             at += page_bytes
 
     def fence(self) -> None:
-        if self._last is not None:
-            self._torch.cuda.current_stream(self._device).wait_event(self._last)
-            self._last = None
+        if self._gathered is not None:
+            self._torch.cuda.current_stream(self._device).wait_event(self._gathered)
+            self._gathered = None
+
+    def order_loads(self) -> None:
+        """A page may have had an owner whose last step, or whose save, is still under way."""
+        if self._in_stream is None:
+            return
+        self.fence()
+        event = self._torch.cuda.Event()
+        event.record(self._torch.cuda.current_stream(self._device))
+        self._free_pages = event
 
 
 class _Event:

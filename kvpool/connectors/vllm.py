@@ -39,7 +39,8 @@ from kvpool.connectors.options import read_options
 from kvpool.connectors.pages import kind_of
 from kvpool.connectors.vllm_lookup import GroupShape
 from kvpool.connectors.vllm_messages import Handshake, Report, Step
-from kvpool.connectors.vllm_scheduler import EngineShape, SchedulerHalf
+from kvpool.connectors.vllm_requests import EngineShape
+from kvpool.connectors.vllm_scheduler import SchedulerHalf
 from kvpool.connectors.vllm_stats import KvpoolStats, metrics_for
 from kvpool.connectors.vllm_worker import WorkerHalf
 from kvpool.errors import BadArgument
@@ -235,7 +236,8 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):
 
     @quiet(lambda: False)
     def reset_cache(self) -> bool:
-        return self._decides.reset()
+        self._decides.reset()
+        return True
 
     # --- both ------------------------------------------------------------------------------------
 
@@ -281,12 +283,28 @@ def _shape_of(config: Any, caches: Any) -> EngineShape:
         if window is not None:
             window += int(getattr(getattr(spec, "first_spec", spec), "extra_retained_tokens", 0))
         tokens = int(spec.block_size)
-        shapes.append(GroupShape(tokens, max(1, tokens // hashed), window))
+        if tokens % hashed:
+            raise BadArgument(
+                f"KV cache group {at} has blocks of {tokens} tokens, and vLLM's hashes cover "
+                f"{hashed}: no hash names such a block"
+            )
+        shapes.append(GroupShape(tokens, tokens // hashed, window))
     events = config.kv_events_config
     return EngineShape(
         tuple(shapes),
-        any(group.is_eagle_group for group in caches.kv_cache_groups),
+        _drops_last_block(config.speculative_config, caches),
         events is not None and bool(events.enable_kv_cache_events),
+        # Where batches overlap, or engines step together, an empty step holds up others.
+        config.max_concurrent_batches == 1 and config.parallel_config.data_parallel_size == 1,
+    )
+
+
+def _drops_last_block(speculative: Any, caches: Any) -> bool:
+    """Whether the engine computes the last block of a prefix again, for its draft model."""
+    if speculative is None:
+        return False
+    return bool(speculative.use_eagle_block_drop()) or any(
+        group.is_eagle_group for group in caches.kv_cache_groups
     )
 
 

@@ -45,6 +45,7 @@ class Step:
     loads: list[Load] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
     is_idle: bool = False  # nothing is computed in it
+    generation: int = 0  # resets so far: what is older is not stored any more
 
 
 @dataclass
@@ -61,21 +62,28 @@ class Report:
     load_bytes: int = 0
     load_s: float = 0.0
     stored: dict[int, int] = field(default_factory=dict)  # save number -> ranks that stored it all
+    resets: dict[int, int] = field(
+        default_factory=dict
+    )  # generation -> ranks that are done with it
 
     def aggregate(self, other: Report) -> Report:
         """Of two workers, one."""
-        stored = dict(self.stored)
-        for number, ranks in other.stored.items():
-            stored[number] = stored.get(number, 0) + ranks
         # Ranks load at the same time: the slowest one decides how long a load takes.
         return Report(
-            max(self.load_bytes, other.load_bytes), max(self.load_s, other.load_s), stored
+            max(self.load_bytes, other.load_bytes),
+            max(self.load_s, other.load_s),
+            _sum(self.stored, other.stored),
+            _sum(self.resets, other.resets),
         )
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to tell."""
-        return not self.load_bytes and not self.stored
+        return not (self.load_bytes or self.stored or self.resets)
+
+
+def _sum(one: dict[int, int], other: dict[int, int]) -> dict[int, int]:
+    return {key: one.get(key, 0) + other.get(key, 0) for key in {**one, **other}}
 
 
 def blocks_of(parts: list[Part]) -> int:

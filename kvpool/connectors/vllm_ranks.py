@@ -1,11 +1,11 @@
 """The namespaces of all ranks of an engine, and of its adapters, opened once.
 
-Thread rule: opened() and bytes_per_token() on any thread, at once; open(), drop() and adapter_of()
-may take requests and disk reads.
+Thread rule: open() and adapter_of() may take requests and disk reads; the rest takes no time.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,12 @@ from kvpool.connectors.attach import Attachment
 from kvpool.connectors.facts import with_adapter
 from kvpool.connectors.vllm_lookup import GroupShape, Ranks
 from kvpool.connectors.weights import adapter_identity
+from kvpool.errors import KvpoolError
 from kvpool.manifest import Manifest, unpack
+
+_LOCK_S = 1.0
+
+log = logging.getLogger("vllm.kvpool")
 
 
 class RankSpaces:
@@ -24,6 +29,8 @@ class RankSpaces:
         self._attachment = attachment
         self._manifests: list[list[Manifest]] = []
         self._opened: dict[str, Ranks] = {}
+        self._owed = 0  # drops that were asked for, and how many of them were made
+        self._dropped = 0
         self._lock = threading.Lock()
 
     def set(self, manifests: Sequence[Sequence[bytes]]) -> None:
@@ -41,37 +48,58 @@ class RankSpaces:
         return self._manifests[0][0].namespace_id.hex() if self._manifests else ""
 
     def opened(self, adapter: str | None) -> Ranks | None:
-        """What open() gave; None if it was not called yet."""
-        return None if adapter is None else self._opened.get(adapter)
+        """What open() gave; None if it was not called yet, or a drop is owed."""
+        is_usable = adapter is not None and self._dropped == self._owed
+        return self._opened.get(adapter or "") if is_usable else None
 
     def open(self, adapter: str) -> Ranks | None:
-        """Namespaces by rank, by group; None while there is no node."""
-        with self._lock:  # one thread asks, the others find what it got
-            if adapter in self._opened or not self._manifests:
-                return self._opened.get(adapter)
-            ranks: Ranks = []
-            for manifests in self._manifests:
-                spaces = [
-                    self._attachment.space(with_adapter(each, adapter) if adapter else each)
-                    for each in manifests
-                ]
-                if any(space is None for space in spaces):
-                    return None
-                ranks.append([space for space in spaces if space is not None])
+        """Namespaces by rank, by group; None while there is no node, or it does not drop them."""
+        # One thread asks, the others find what it got; of a node that hangs they do not wait long.
+        if not self._lock.acquire(timeout=_LOCK_S):
+            return None
+        try:
+            ranks = self._opened.get(adapter) or self._open(adapter)
+            return ranks if ranks is not None and self._settle() else None
+        finally:
+            self._lock.release()
+
+    def _settle(self) -> bool:
+        """Drop what is owed, of every adapter that was ever opened. False: no node does it."""
+        owed = self._owed  # more may be owed meanwhile
+        if self._dropped == owed:
+            return True
+        try:
+            for ranks in self._opened.values():
+                for spaces in ranks:
+                    for space in spaces:
+                        space.drop()
+        except KvpoolError as error:
+            log.warning("kvpool: blocks are not dropped yet, so none are used: %s", error)
+            return False
+        self._dropped = owed
+        return True
+
+    def _open(self, adapter: str) -> Ranks | None:
+        ranks: Ranks = []
+        for manifests in self._manifests:
+            spaces = [
+                self._attachment.space(with_adapter(each, adapter) if adapter else each)
+                for each in manifests
+            ]
+            if any(space is None for space in spaces):
+                return None
+            ranks.append([space for space in spaces if space is not None])
+        if ranks:
             self._opened[adapter] = ranks
-            return ranks
+        return ranks or None
+
+    def owe_drop(self) -> None:
+        """Nothing is found until open() has made a miss of every block."""
+        self._owed += 1
 
     def adapter_of(self, request: Any) -> str:
         """The digest of a request's LoRA adapter; empty without one. Raises BadArgument."""
         return "" if request is None else adapter_identity(request.lora_path)
-
-    def drop(self) -> int:
-        """Make every block of the engine a miss, for all who use these namespaces."""
-        ranks = self.open("")
-        if ranks is None:
-            raise RuntimeError("no node")
-        everything = [*self._opened.values()]
-        return sum(space.drop() for ranks in everything for spaces in ranks for space in spaces)
 
     def bytes_per_token(self, shapes: Sequence[GroupShape]) -> int:
         """Of one rank: ranks load at the same time."""

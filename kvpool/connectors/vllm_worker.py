@@ -70,6 +70,7 @@ class _Loading:
 class _Gathered:
     """Blocks of one part in the save buffer, on their way to the pool."""
 
+    generation: int
     number: int
     adapter: str
     part: Part
@@ -90,7 +91,8 @@ class WorkerHalf:
         self._movers: list[Mover] = []
         self._buffer: SaveBuffer | None = None
         self._loads: queue.SimpleQueue[tuple[_Loading, Part] | None] = queue.SimpleQueue()
-        self._saves: queue.SimpleQueue[_Gathered | None] = queue.SimpleQueue()
+        self._saves: queue.SimpleQueue[_Gathered | int | None] = queue.SimpleQueue()
+        self._generation = 0
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()  # guards what follows, and every _Loading
         self._some_loaded = threading.Condition(self._lock)
@@ -144,11 +146,19 @@ class WorkerHalf:
 
     def begin_loads(self, step: Step) -> None:
         """Start what the step asks for."""
+        for mover in self._movers if step.loads else ():
+            mover.order_loads()
         for load in step.loads:
-            chunks = [chunk for part in load.parts for chunk in self._chunks(part)]
-            loading = _Loading(load, time.monotonic(), len(chunks))
+            loading = _Loading(load, time.monotonic(), 0)
             with self._lock:
                 self._under_way += 1
+            try:
+                chunks = [chunk for part in load.parts for chunk in self._chunks(part)]
+            except Exception:  # the engine waits for it: it must end
+                log.exception("kvpool: a load failed; its tokens are computed")
+                loading.failed = [page for part in load.parts for page in part.pages]
+                chunks = []
+            loading.left = len(chunks)
             if not chunks:
                 self._end_load(loading)
             for chunk in chunks:
@@ -227,6 +237,9 @@ class WorkerHalf:
 
     def begin_saves(self, step: Step) -> None:
         """Copy out what this step has computed. The step must have run."""
+        if step.generation != self._generation:
+            self._generation = step.generation
+            self._saves.put(step.generation)  # said once what was put before it has gone by
         for save in step.saves:
             for part in save.parts:
                 self._gather(save, part)
@@ -257,7 +270,7 @@ class WorkerHalf:
         except BaseException:
             buffer.give(slots)
             raise
-        self._saves.put(_Gathered(number, adapter, part, slots, ticket))
+        self._saves.put(_Gathered(self._generation, number, adapter, part, slots, ticket))
 
     def _without_present(self, space: Namespace | None, part: Part) -> Part:
         """What the pool has already is not copied: 10 us of looking, where memory is shared."""
@@ -276,6 +289,10 @@ class WorkerHalf:
 
     def _run_saves(self) -> None:
         while (gathered := self._saves.get()) is not None:
+            if isinstance(gathered, int):
+                with self._lock:
+                    self._report.resets[gathered] = 1
+                continue
             try:
                 self._put(gathered)
             except Exception:
@@ -288,6 +305,9 @@ class WorkerHalf:
     def _put(self, gathered: _Gathered) -> None:
         part = gathered.part
         gathered.ticket.wait()
+        if gathered.generation != self._generation:
+            self.counts.add("unsaved_blocks", len(gathered.slots), reason="reset")
+            return
         space = self._space(part.group, gathered.adapter)
         if space is None:
             self.counts.add("unsaved_blocks", len(gathered.slots), reason="no_node")

@@ -80,9 +80,9 @@ def test_a_difference_is_told_by_its_name() -> None:
     now = {"A.same": "()", "B.changed": "(self, more)", "D.new": "(x)"}
     assert list(differences(was, now)) == [
         "B.changed: was (self)",
-        "             is (self, more)",
+        "            is (self, more)",
         "C.gone: was ()",
-        "          is gone",
+        "         is gone",
         "D.new: was not there",
         "         is (x)",
     ]

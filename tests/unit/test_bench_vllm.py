@@ -61,17 +61,21 @@ class LLM:
         assert os.environ["OMP_NUM_THREADS"] == os.environ.get("THREADS", "1")
         self.name = (kv_transfer_config or {}).get("kv_connector", "none")
         self.block, self.longest = block_size, max_model_len
-        self.local, self.outside = set(), set()
+        self.local, self.outside, self.held = set(), set(), False
+        self.llm_engine = Of(step=self.step)
         self.hits = {"vllm:prefix_cache_hits": 0, "vllm:external_prefix_cache_hits": 0}
 
     def get_metrics(self):
         other = Of(name="vllm:histogram", sum=1.0)
         return [other, *[Of(name=name, value=count) for name, count in self.hits.items()]]
 
+    def step(self):
+        self.held = BREAKS == "holds"
+
     def reset_prefix_cache(self):
-        if BREAKS != "forgets":
+        if BREAKS != "forgets" and not self.held:
             self.local.clear()
-        return BREAKS != "holds"
+        return not self.held
 
     def generate(self, asked, tokens, use_tqdm):
         if BREAKS == "dies":
@@ -93,6 +97,7 @@ class LLM:
             if BREAKS == "loses" and found:
                 self.outside.clear()
         self.local.update(blocks)
+        self.held = True  # until a step without work
         output = [prompt[0]] * (tokens - (BREAKS == "short"))
         return Of(outputs=[Of(token_ids=output, finish_reason="length")])
 """

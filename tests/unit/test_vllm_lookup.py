@@ -1,6 +1,7 @@
 """How much of a prompt the pool has, for several ranks and KV cache groups at once."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ import pytest
 import kvpool
 from kvpool.connectors.vllm_lookup import GroupShape, Lookup
 from kvpool.namespace import Namespace
-from kvpool.types import Tier
+from kvpool.types import Miss, Tier
+from tests.served import served
 
 BLOCK_BYTES = 4096
 FULL = GroupShape(block_tokens=16, hashes_per_block=1, window=None)
@@ -140,3 +142,18 @@ def test_a_lease_takes_what_is_left(pool: kvpool.Pool) -> None:
     assert pool.stats()["blocks_pinned"] == 6
     offer.release()
     assert pool.stats()["blocks_pinned"] == 0
+
+
+def test_as_much_as_a_client_may_pin(tmp_path: Path) -> None:
+    """The node of this test lets a client pin a quarter of 8 MiB: 512 blocks of 4 KiB."""
+    with served(tmp_path, dram="8MiB") as daemon, daemon.connect() as pool:
+        whole = space(pool, "whole")
+        hashes = [at.to_bytes(4, "little") * 8 for at in range(1000)]
+        data = np.zeros(BLOCK_BYTES * len(hashes), np.uint8)
+        assert whole.put(whole.fold(hashes), data).stored == 1000
+        lookup, ranks = Lookup((FULL,), 16), [[whole]]
+        offer = lookup.lease(ranks, hashes, lookup.find(ranks, hashes, 16_000))
+        assert 256 * 16 <= offer.tokens < 1000 * 16
+        assert offer.tokens == offer.pins * 16
+        assert offer.miss is Miss.PIN_LIMIT
+        offer.release()

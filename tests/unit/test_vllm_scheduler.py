@@ -9,6 +9,7 @@ import pytest
 import kvpool
 from kvpool.connectors.vllm_lookup import GroupShape
 from kvpool.connectors.vllm_messages import Report
+from kvpool.connectors.vllm_requests import unit_of
 from kvpool.connectors.vllm_scheduler import _OFFER_S
 from tests.vllm_fakes import (
     BLOCK,
@@ -274,7 +275,7 @@ def test_an_answer_that_is_late_is_a_miss_and_leaves_nothing_pinned(
     assert rig.counted()["no_hit.late"] == 1
     goes_on.set()
     assert found.wait(60)
-    rig.half._executor.shutdown(wait=True)  # until what follows a lookup has run, too
+    rig.half._waiters.shutdown(wait=True)  # until what follows a lookup has run, too
     assert asked.result()._leases == []
     assert rig.pinned == 0
 
@@ -419,12 +420,67 @@ def test_events_name_what_every_rank_has_stored(pool: kvpool.Pool) -> None:
     assert (ready.tokens, ready.block_tokens) == (list(range(32)), 16)
 
 
-def test_a_reset_drops_the_pool(pool: kvpool.Pool) -> None:
+def stepped(rig: Rig, scheduled: dict[str, int], tables: dict[str, Any], **report: Any) -> Any:
+    step = rig.half.next_step(a_step(scheduled, tables))
+    rig.half.stepped(answer(kv_connector_worker_meta=Report(**report)))
+    return step
+
+
+def test_a_reset_drops_the_pool_for_good(pool: kvpool.Pool) -> None:
+    rig = Rig(pool, ranks=2)
+    rig.store(hashes_of(1, 6))
+    running, waiting = rig.arrive(a_request("running", prompt=2)), rig.arrive(a_request("waiting"))
+    assert rig.offered(running) == 0
+    assert rig.offered(waiting) == 96
+    running.num_computed_tokens = 20
+    rig.half.reset()
+    assert rig.pinned == 0
+    assert rig.offered(waiting) == 0
+    # What was computed with the old weights is not stored, until it is computed anew.
+    table = {"running": [list(range(50, 57))]}
+    step = stepped(rig, {"running": 80}, table)
+    assert (step.saves, step.generation) == ([], 1)
+    running.num_preemptions, running.num_computed_tokens = 1, 0
+    assert rig.offered(running) == 0
+    (save,) = stepped(rig, {"running": 100}, table).saves
+    assert save.parts[0].pages == list(range(50, 56))
+    # What workers stored meanwhile goes once all have said that nothing old comes any more.
+    rig.store(hashes_of(1, 6))
+    stepped(rig, {}, {}, resets={1: 1})
+    assert rig.offered(rig.arrive(a_request("early"))) == 0
+    assert rig.counted()["no_hit.reset"] >= 1
+    stepped(rig, {}, {}, resets={1: 1})
+    assert rig.offered(rig.arrive(a_request("late"))) == 0
+    rig.store(hashes_of(1, 6))
+    assert rig.offered(rig.arrive(a_request("new"))) == 96
+
+
+def test_a_reset_is_owed_while_there_is_no_node(pool: kvpool.Pool) -> None:
     rig = Rig(pool)
     rig.store(hashes_of(1, 6))
-    assert rig.half.reset()
+    rig.attachment.pool = None
+    rig.half._ranks._opened.clear()  # as at a start without a node
+    rig.half.reset()
+    rig.attachment.pool = pool
+    stepped(rig, {}, {}, resets={1: 1})
     assert rig.offered(rig.arrive(a_request("a"))) == 0
-    assert not Rig(None).half.reset()
+    rig.store(hashes_of(1, 6))
+    assert rig.offered(rig.arrive(a_request("b"))) == 96
+
+
+def test_more_pins_than_are_quick_are_made_on_a_thread(pool: kvpool.Pool) -> None:
+    rig = Rig(pool, ranks=3)
+    rig.store(hashes_of(1, 60))
+    first = rig.arrive(a_request("a", tokens=961))
+    assert rig.half.matched(first, 0) == (960, True)
+    assert rig.pinned == 180
+    second = rig.arrive(a_request("b", tokens=961))
+    assert rig.half.matched(second, 0) == (None, False)
+    assert rig.offered(second) == 960
+
+
+def test_a_prefix_ends_where_blocks_of_all_groups_end(pool: kvpool.Pool) -> None:
+    assert unit_of((GroupShape(32, 2, None), GroupShape(48, 3, None))) == 96
 
 
 def test_a_load_that_takes_longer_than_to_compute(pool: kvpool.Pool) -> None:
