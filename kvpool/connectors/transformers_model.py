@@ -10,6 +10,7 @@ Thread rule: none of its own; a model is looked at by whoever runs it.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import inspect
 import json
@@ -35,6 +36,7 @@ MOVING_ROPES = ("dynamic", "longrope")
 # Of a configuration: says where the model came from or what is reported, not what it computes.
 _IDLE_FIELDS = frozenset({"_name_or_path", "transformers_version", "architectures", "use_cache"})
 
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 _DTYPES = {
     torch.float32: "float32",
     torch.float16: "float16",
@@ -222,15 +224,20 @@ def _facts(tensor: Any) -> list[Any]:
 
 def _sample(tensors: dict[str, Any]) -> bytes:
     """Some bytes of every tensor, hashed. A tensor of fewer bytes is taken whole."""
+    digest = hashlib.sha256()
     parts: dict[Any, list[Any]] = {}
     for tensor in tensors.values():
-        flat = tensor.detach().reshape(-1).view(torch.uint8)
-        last = max(len(flat) - SAMPLE_BYTES, 0)
-        starts = {last * number // (SAMPLES - 1) for number in range(SAMPLES)}
-        parts.setdefault(tensor.device, []).extend(
-            flat[start : start + SAMPLE_BYTES] for start in sorted(starts)
-        )
-    digest = hashlib.sha256()
+        size = tensor.numel() * tensor.element_size()
+        last = max(size - SAMPLE_BYTES, 0)
+        starts = sorted({last * number // (SAMPLES - 1) for number in range(SAMPLES)})
+        if type(tensor) in _PLAIN_TENSORS and tensor.is_cpu and tensor.is_contiguous():
+            address = tensor.data_ptr()  # slices of torch take ten times as long
+            for start in starts:
+                digest.update(ctypes.string_at(address + start, min(SAMPLE_BYTES, size)))
+        else:
+            flat = tensor.detach().reshape(-1).view(torch.uint8)
+            found = [flat[start : start + SAMPLE_BYTES] for start in starts]
+            parts.setdefault(tensor.device, []).extend(found)
     for group in parts.values():  # one transfer per device
         digest.update(torch.cat(group).cpu().numpy().data)
     return digest.digest()
