@@ -90,7 +90,8 @@ def a_worker(pool: Any, *, extra: dict[str, Any] | None = None) -> tuple[WorkerH
     options = read_options(extra or {})
     half = WorkerHalf(None, None, options, FakeAttachment(pool))  # type: ignore[arg-type]
     mover = GatedMover()
-    half._groups = [SimpleNamespace(facts=SimpleNamespace(block_bytes=BLOCK_BYTES))]  # type: ignore[list-item]
+    group: Any = SimpleNamespace(facts=SimpleNamespace(block_bytes=BLOCK_BYTES))
+    half._groups = [group]
     half._manifests = [manifest()]
     half._movers = [mover]
     half._buffer = SaveBuffer(1 << 20, BLOCK_BYTES)
