@@ -159,12 +159,13 @@ def test_engines_go_on_when_the_daemon_dies(case: Case) -> None:
 def test_daemon_that_dies_between_lookup_and_load(
     tmp_path: Path, model: Named, rng: np.random.Generator
 ) -> None:
+    """Over sockets: of shared memory, blocks can be read until it is known that the node died."""
     chosen, prompts = model("llama"), random_prompts(rng, 1, TOKENS)
     chunks = TOKENS // chosen.block_tokens
     with served(tmp_path) as daemon:
-        address = daemon.unix_address
         with engines(
-            Tiered(chosen, tmp_path, "filling", address), Tiered(chosen, tmp_path, "other", address)
+            Tiered(chosen, tmp_path, "filling", daemon.unix_address),
+            Tiered(chosen, tmp_path, "other", daemon.tcp_address),
         ) as (filling, other):
             right = filling.generate(prompts, MAX_TOKENS)
             filling.wait_counted("stored", chunks)

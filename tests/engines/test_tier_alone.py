@@ -171,6 +171,7 @@ def test_dead_daemon_fails_jobs_and_misses(tier: TierProcess, daemon: Served) ->
     tier.store("r", [1, 2], [0, 1])
     tier.ask("finished")
     daemon.kill()
+    tier.ask("wait_lost")
     assert tier.lookup("r", [3]) == ["MISS"]
     tier.load("r", [1, 2], [4, 5])
     tier.store("r", [4], [3])

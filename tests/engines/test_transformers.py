@@ -225,6 +225,7 @@ def test_dead_daemon_costs_hits_only(
         model = processes[0].use(llama, {"address": daemon.address(channel), "timeout": 2.0})
         said = model.both(prompt)
         daemon.kill()
+        model.ask("wait_connected", connected=False)
         assert model.both(prompt) == said
         stats = model.stats()
         assert (stats["served"], stats["hits"]) == (2, 0)

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -35,6 +36,7 @@ from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory  # noqa: E40
 from kvpool.connectors import vllm_tier_jobs, vllm_tier_rows  # noqa: E402
 
 BLOCK_TOKENS = 32
+WAIT_S = 30.0
 
 
 class Spec:
@@ -163,6 +165,13 @@ class Tier:
         del self.tier._primary_kv_view
         self.view.release()
         del self.tier
+
+    def wait_lost(self) -> None:
+        """Until this process knows that the node is gone; shared memory can be read until then."""
+        end = time.monotonic() + WAIT_S
+        while self.tier._attachment.pool.stats()["client"]["connected"]:
+            assert time.monotonic() < end
+            time.sleep(0.01)
 
     def forget(self) -> None:
         assert not hasattr(self, "tier")

@@ -88,9 +88,10 @@ class Cached:
     def close_pool(self) -> None:
         self.pool.close()
 
-    def wait_connected(self) -> None:
+    def wait_connected(self, connected: bool = True) -> None:
+        """Until this process knows it; of shared memory, blocks can be read until then."""
         end = time.monotonic() + WAIT_S
-        while not self.pool.stats()["client"]["connected"]:
+        while self.pool.stats()["client"]["connected"] is not connected:
             assert time.monotonic() < end, self.pool.stats()
             time.sleep(0.01)
 
