@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engines.connectors import wait_connected
 from tests.engines.rig import Engine, Model, Output, engines
 from tests.engines.tokens import assert_same, loadable_tokens, random_prompts
-from tests.served import Served, served, wait_for
+from tests.served import Served, clients, served, wait_for
 
 MAX_TOKENS = 16
 PROMPTS = 3
@@ -148,7 +147,8 @@ def test_engines_go_on_when_the_daemon_dies(case: Case) -> None:
         assert_same(case.model, right, engine.generate(prompts, MAX_TOKENS))
         engine.wait_counted("not_stored", PROMPTS * chunks_of(case.model))
     case.daemon.start()
-    wait_connected(case.daemon, [case.filling, case.near, case.far])
+    with case.daemon.connect() as pool:  # and the three engines
+        wait_for(lambda: clients(pool) == 4, what="the engines are connected again")
     more = random_prompts(rng, 1, TOKENS)
     right = case.plain.generate(more, MAX_TOKENS)
     stored = case.near.chunks("stored")
@@ -162,20 +162,22 @@ def test_daemon_that_dies_between_lookup_and_load(
     """Over sockets: of shared memory, blocks can be read until it is known that the node died."""
     chosen, prompts = model("llama"), random_prompts(rng, 1, TOKENS)
     chunks = TOKENS // chosen.block_tokens
-    with served(tmp_path) as daemon:
-        with engines(
+    with (
+        served(tmp_path) as daemon,
+        engines(
             Tiered(chosen, tmp_path, "filling", daemon.unix_address),
             Tiered(chosen, tmp_path, "other", daemon.tcp_address),
-        ) as (filling, other):
-            right = filling.generate(prompts, MAX_TOKENS)
-            filling.wait_counted("stored", chunks)
-            other.hold("kvpool.connectors.vllm_tier_rows:Rows.load")
-            other.begin(prompts, MAX_TOKENS)
-            other.wait_held()
-            daemon.kill()
-            other.go()
-            assert_same(chosen, right, other.outputs())
-            assert (other.chunks("loaded"), other.chunks("not_loaded")) == (0, chunks)
+        ) as (filling, other),
+    ):
+        right = filling.generate(prompts, MAX_TOKENS)
+        filling.wait_counted("stored", chunks)
+        other.hold("kvpool.connectors.vllm_tier_rows:Rows.load")
+        other.begin(prompts, MAX_TOKENS)
+        other.wait_held()
+        daemon.kill()
+        other.go()
+        assert_same(chosen, right, other.outputs())
+        assert (other.chunks("loaded"), other.chunks("not_loaded")) == (0, chunks)
 
 
 def test_chunks_that_the_cpu_tier_has_no_room_for_come_from_the_pool(
