@@ -18,6 +18,7 @@ from typing import Any
 
 from kvpool.connectors.facts import Group, Shard, manifest_of
 from kvpool.connectors.options import Options
+from kvpool.connectors.vllm_prefixes import require_prefixes
 from kvpool.errors import BadArgument
 from kvpool.manifest import Manifest
 
@@ -44,7 +45,7 @@ def tier_manifest(spec: Any, row_bytes: int, config: Any, options: Options) -> M
 
     Raises BadArgument where something that changes the bytes cannot be known.
     """
-    _require_prefixes(config)
+    require_prefixes(config)
     told = spec.config
     names = tuple(name for group in told.groups for name in group.layer_names)
     parallel = told.parallel
@@ -62,22 +63,6 @@ def tier_manifest(spec: Any, row_bytes: int, config: Any, options: Options) -> M
     # The rank is 0 where there is none: a row has all of them.
     shard = Shard() if is_free else Shard(tp=(0, parallel.tp_size), pp=(0, parallel.pp_size))
     return manifest_of(_AsWritten(config, names), group, shard, options)
-
-
-def _require_prefixes(config: Any) -> None:
-    """Where vLLM turns prefix caching off by itself, its kernels cannot go on from loaded KV: they
-    compute as if there were none, and say nothing."""
-    from vllm.platforms import current_platform
-
-    if not (current_platform.is_cpu() and config.model_config.use_mla):
-        return
-    if not (
-        config.cache_config.enable_prefix_caching or config.scheduler_config.enable_chunked_prefill
-    ):
-        raise BadArgument(
-            "this engine has multi-head latent attention on CPUs without AMX, whose kernels ignore"
-            " a prefix that was loaded: there is nothing that a pool could do for it"
-        )
 
 
 def _layout(told: Any, is_free: bool) -> str:
