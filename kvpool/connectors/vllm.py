@@ -40,6 +40,7 @@ from kvpool.connectors.pages import kind_of
 from kvpool.connectors.vllm_lookup import GroupShape
 from kvpool.connectors.vllm_messages import Handshake, Report, Step
 from kvpool.connectors.vllm_plugin import register
+from kvpool.connectors.vllm_prefixes import require_prefixes
 from kvpool.connectors.vllm_requests import EngineShape
 from kvpool.connectors.vllm_scheduler import SchedulerHalf
 from kvpool.connectors.vllm_stats import KvpoolStats, metrics_for
@@ -86,6 +87,7 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):
         transfer = vllm_config.kv_transfer_config
         options = read_options(transfer.kv_connector_extra_config)
         _refuse_unsupported(vllm_config.parallel_config)
+        require_prefixes(vllm_config)
         self._options = options
         self._is_prefill_only = transfer.kv_role == "kv_producer"
         self._scheduler: SchedulerHalf | None = None

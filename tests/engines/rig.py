@@ -64,6 +64,7 @@ class Model:
     block_tokens: int = BLOCK_TOKENS
     has_tokenizer: bool = False
     has_windows: bool = False
+    backend: str = ""  # of attention, where the processor would decide
 
     def arguments(self) -> dict[str, Any]:
         """Of vllm.LLM and of its server."""
@@ -74,6 +75,7 @@ class Model:
             "max_model_len": 2048,
             "enforce_eager": True,
             "skip_tokenizer_init": not self.has_tokenizer,
+            **({"attention_config": {"backend": self.backend}} if self.backend else {}),
         }
 
 
