@@ -32,3 +32,23 @@ def test_what_the_pool_lost_of_a_window_is_stored_again(pool: kvpool.Pool) -> No
         result = space.put(space.fold(part.hashes), data, parent=parent)
         assert result.stored == len(part.pages), (part.group, [r.name for r in result.reasons])
     assert rig.offered(rig.arrive(a_request("b", tokens=113))) == 112
+
+
+def test_what_a_thread_found_is_unpinned_where_the_engine_does_not_come_back_for_it(
+    pool: kvpool.Pool,
+) -> None:
+    """A full engine does not ask its queue again for minutes."""
+    rig = Rig(pool)
+    hashes = [at.to_bytes(16, "big") * 2 for at in range(600)]  # too many to pin at once
+    rig.store(hashes)
+    request = a_request("a", tokens=0, block_hashes=hashes)
+    request.num_tokens = request.num_prompt_tokens = 600 * BLOCK + 1
+    assert rig.half.matched(rig.arrive(request), 0) == (None, False)
+    asked = rig.half._requests["a"].asked
+    assert asked is not None
+    assert asked.result().tokens == 600 * BLOCK
+    assert rig.pinned == 600
+    rig.clock.now += 3600.0
+    rig.half.next_step(a_step({}, {}))
+    assert rig.pinned == 0
+    assert rig.offered(request) == 600 * BLOCK  # when it does come back
