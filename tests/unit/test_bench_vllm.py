@@ -196,9 +196,7 @@ def test_what_is_not_proven_is_no_sample(model: Path, monkeypatch, rule, complai
 def test_a_system_that_never_stores_is_named(model: Path, monkeypatch) -> None:
     monkeypatch.setenv("BREAKS", "stores")
     monkeypatch.setattr(vllm_ttft, "STORE_PAUSE_S", 0.0)
-    with pytest.raises(
-        BenchError, match="example does not serve 256 of the 320 tokens .* 10 times"
-    ):
+    with pytest.raises(BenchError, match=r"example does not serve 256 .* 10 times"):
         list(vllm_ttft.ttft(plan(model)))
 
 
