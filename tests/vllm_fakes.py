@@ -15,7 +15,8 @@ import numpy as np
 import kvpool
 from kvpool.connectors.options import Options, read_options
 from kvpool.connectors.vllm_lookup import GroupShape
-from kvpool.connectors.vllm_scheduler import EngineShape, SchedulerHalf
+from kvpool.connectors.vllm_requests import EngineShape
+from kvpool.connectors.vllm_scheduler import SchedulerHalf
 
 BLOCK = 16  # tokens
 BLOCK_BYTES = 4096

@@ -39,7 +39,10 @@ from kvpool.connectors.options import read_options
 from kvpool.connectors.pages import kind_of
 from kvpool.connectors.vllm_lookup import GroupShape
 from kvpool.connectors.vllm_messages import Handshake, Report, Step
-from kvpool.connectors.vllm_scheduler import EngineShape, SchedulerHalf
+from kvpool.connectors.vllm_plugin import register
+from kvpool.connectors.vllm_prefixes import require_prefixes
+from kvpool.connectors.vllm_requests import EngineShape
+from kvpool.connectors.vllm_scheduler import SchedulerHalf
 from kvpool.connectors.vllm_stats import KvpoolStats, metrics_for
 from kvpool.connectors.vllm_worker import WorkerHalf
 from kvpool.errors import BadArgument
@@ -84,6 +87,7 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):
         transfer = vllm_config.kv_transfer_config
         options = read_options(transfer.kv_connector_extra_config)
         _refuse_unsupported(vllm_config.parallel_config)
+        require_prefixes(vllm_config)
         self._options = options
         self._is_prefill_only = transfer.kv_role == "kv_producer"
         self._scheduler: SchedulerHalf | None = None
@@ -173,7 +177,15 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):
 
     @quiet(lambda: None)
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[Any, Any]) -> None:
-        told = {rank: each.manifests for rank, each in metadata.items()}
+        told = {
+            rank: each.manifests for rank, each in metadata.items() if isinstance(each, Handshake)
+        }
+        if len(told) < len(metadata):
+            log.warning(
+                "kvpool: another connector answered for the workers, so the pool is not used; name "
+                "KvpoolConnector before it"
+            )
+            return
         self._decides.set_ranks(told)
 
     @quiet(lambda: None)
@@ -291,8 +303,23 @@ def _shape_of(config: Any, caches: Any) -> EngineShape:
     events = config.kv_events_config
     return EngineShape(
         tuple(shapes),
-        any(group.is_eagle_group for group in caches.kv_cache_groups),
+        _drops_last_block(config.speculative_config, caches),
         events is not None and bool(events.enable_kv_cache_events),
+        # Where batches overlap, or engines step together, an empty step holds up others.
+        config.max_concurrent_batches == 1 and config.parallel_config.data_parallel_size == 1,
+    )
+
+
+# By module path alone the name would be unknown to what looks connectors up by it.
+register()
+
+
+def _drops_last_block(speculative: Any, caches: Any) -> bool:
+    """Whether the engine computes the last block of a prefix again, for its draft model."""
+    if speculative is None:
+        return False
+    return bool(speculative.use_eagle_block_drop()) or any(
+        group.is_eagle_group for group in caches.kv_cache_groups
     )
 
 
@@ -310,6 +337,7 @@ def _shard_of(config: Any) -> Shard:
 def _say_policy(transfer: Any) -> None:
     if transfer.kv_load_failure_policy == "fail":
         log.warning(
-            "kvpool: kv_load_failure_policy is 'fail', vLLM's default: a request whose blocks "
-            "leave the pool before they are loaded ends with an error. 'recompute' computes them."
+            "kvpool: kv_load_failure_policy is 'fail', vLLM's default: unless a connector around "
+            "this one says otherwise, a request whose blocks leave the pool before they are loaded "
+            "ends with an error. 'recompute' computes them."
         )

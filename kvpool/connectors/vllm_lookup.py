@@ -18,6 +18,7 @@ from typing import Any
 from kvpool.namespace import Namespace, View
 from kvpool.types import Hit, Miss, Tier
 
+_PIECE = 256  # blocks that are looked up at a time, until one is missing
 _LEASE_TRIES = 3  # a prefix that shrinks as often while it is leased is being evicted
 
 
@@ -90,13 +91,16 @@ class Lookup:
     unit: int
 
     def find(self, ranks: Ranks, hashes: Sequence[bytes], limit: int) -> Offer:
-        """The longest prefix of at most `limit` tokens. Pins nothing. 10 us per 256 keys and space.
+        """The longest prefix of at most `limit` tokens. Pins nothing.
 
-        Where the pool is elsewhere: one round trip per rank and group.
+        Cost: some 200 us per 256 blocks that are found, per rank and group, most of it to make keys
+        of hashes; a miss of the first block costs one lookup. Where the pool is elsewhere: a round
+        trip per rank and group, and one per 256 blocks.
         """
-        tokens = limit // self.unit * self.unit
+        at_most, miss = self._at_most(ranks, hashes, limit)
+        tokens = at_most // self.unit * self.unit
         keys = self._keys(ranks, hashes, tokens)
-        seen = _Seen(bytearray(tokens // self.shapes[0].block_tokens))
+        seen = _Seen(bytearray(tokens // self.shapes[0].block_tokens), miss)
         while tokens > 0:
             found = self._whole(ranks, keys, tokens, seen)
             found = self._windows(ranks, keys, found, seen)
@@ -105,34 +109,53 @@ class Lookup:
             tokens = found // self.unit * self.unit
         return Offer(tokens, bytes(seen.tiers), seen.miss)
 
+    def _at_most(self, ranks: Ranks, hashes: Sequence[bytes], limit: int) -> tuple[int, Miss]:
+        """Tokens that the first rank has in its first group without a window, piece by piece.
+
+        So that a prompt of which nothing is there costs little, however long it is.
+        """
+        for shape, space in zip(self.shapes, ranks[0], strict=True):
+            if shape.window is not None:
+                continue
+            wanted = shape.hashes(hashes, limit)
+            first, size = 0, 1  # the first block alone: it is the one that most prompts miss
+            while first < len(wanted):
+                piece = wanted[first : first + size]
+                hit = space.lookup(space.fold(piece))
+                first, size = first + hit.blocks, _PIECE
+                if hit.blocks < len(piece):
+                    return first * shape.block_tokens, hit.miss
+            break
+        return limit, Miss.NONE
+
     def lease(self, ranks: Ranks, hashes: Sequence[bytes], offer: Offer) -> Offer:
         """The same prefix pinned, or what of it can be. May wait for the SSD, which reads it."""
         for _ in range(_LEASE_TRIES):
-            pinned = self._pin(ranks, hashes, offer) if offer.tokens else 0
-            if pinned == offer.tokens:
+            if offer.tokens == 0 or self._pin(ranks, hashes, offer):
                 return offer
+            pins = offer.pins
             offer.release()
-            # Evicted meanwhile, or more than a client may pin: what could be pinned can be again.
-            offer = self.find(ranks, hashes, pinned)
-            if offer.miss is Miss.NONE:
-                offer.miss = Miss.PIN_LIMIT
+            found = self.find(ranks, hashes, offer.tokens)
+            if found.tokens == offer.tokens:  # all of it is there: a client may not pin so much
+                share = pins // (len(ranks) * len(self.shapes))
+                found = self.find(ranks, hashes, share * min(s.block_tokens for s in self.shapes))
+                found.miss = Miss.PIN_LIMIT
+            offer = found
         offer.release()
         return Offer(miss=offer.miss)
 
-    def _pin(self, ranks: Ranks, hashes: Sequence[bytes], offer: Offer) -> int:
-        """Tokens before the first block that could not be pinned."""
+    def _pin(self, ranks: Ranks, hashes: Sequence[bytes], offer: Offer) -> bool:
         keys = self._keys(ranks, hashes, offer.tokens)
         for rank, spaces in enumerate(ranks):
             for at, (shape, space) in enumerate(zip(self.shapes, spaces, strict=True)):
-                first = shape.first_needed(offer.tokens)
-                needed = keys[rank][at][first:]
+                needed = keys[rank][at][shape.first_needed(offer.tokens) :]
                 lease = space.view(needed)
                 pinned = len(lease.__enter__())
                 offer._leases.append(lease)
                 offer.pins += pinned
                 if pinned < len(needed):
-                    return (first + pinned) * shape.block_tokens
-        return offer.tokens
+                    return False
+        return True
 
     def _keys(self, ranks: Ranks, hashes: Sequence[bytes], tokens: int) -> list[list[Any]]:
         wanted = [shape.hashes(hashes, tokens) for shape in self.shapes]

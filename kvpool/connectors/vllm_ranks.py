@@ -5,6 +5,7 @@ Thread rule: open() and adapter_of() may take requests and disk reads; the rest 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,12 @@ from kvpool.connectors.attach import Attachment
 from kvpool.connectors.facts import with_adapter
 from kvpool.connectors.vllm_lookup import GroupShape, Ranks
 from kvpool.connectors.weights import adapter_identity
+from kvpool.errors import KvpoolError
 from kvpool.manifest import Manifest, unpack
+
+_LOCK_S = 1.0
+
+log = logging.getLogger("vllm.kvpool")
 
 
 class RankSpaces:
@@ -23,7 +29,9 @@ class RankSpaces:
         self._attachment = attachment
         self._manifests: list[list[Manifest]] = []
         self._opened: dict[str, Ranks] = {}
-        self._owes_drop = False
+        self._adapters: dict[str, str] = {}  # path -> digest at its first request; "": it changed
+        self._owed = 0  # drops that were asked for, and how many of them were made
+        self._dropped = 0
         self._lock = threading.Lock()
 
     def set(self, manifests: Sequence[Sequence[bytes]]) -> None:
@@ -42,18 +50,35 @@ class RankSpaces:
 
     def opened(self, adapter: str | None) -> Ranks | None:
         """What open() gave; None if it was not called yet, or a drop is owed."""
-        return None if adapter is None or self._owes_drop else self._opened.get(adapter)
+        is_usable = adapter is not None and self._dropped == self._owed
+        return self._opened.get(adapter or "") if is_usable else None
 
     def open(self, adapter: str) -> Ranks | None:
         """Namespaces by rank, by group; None while there is no node, or it does not drop them."""
-        with self._lock:  # one thread asks, the others find what it got
+        # One thread asks, the others find what it got; of a node that hangs they do not wait long.
+        if not self._lock.acquire(timeout=_LOCK_S):
+            return None
+        try:
             ranks = self._opened.get(adapter) or self._open(adapter)
-            if ranks is not None and self._owes_drop:
-                # Every adapter that was ever opened, and this one: nothing of before is found.
-                for each in (*self._opened.values(), ranks):
-                    _drop(each)
-                self._owes_drop = False
-            return ranks
+            return ranks if ranks is not None and self._settle() else None
+        finally:
+            self._lock.release()
+
+    def _settle(self) -> bool:
+        """Drop what is owed, of every adapter that was ever opened. False: no node does it."""
+        owed = self._owed  # more may be owed meanwhile
+        if self._dropped == owed:
+            return True
+        try:
+            for ranks in self._opened.values():
+                for spaces in ranks:
+                    for space in spaces:
+                        space.drop()
+        except KvpoolError as error:
+            log.warning("kvpool: blocks are not dropped yet, so none are used: %s", error)
+            return False
+        self._dropped = owed
+        return True
 
     def _open(self, adapter: str) -> Ranks | None:
         ranks: Ranks = []
@@ -71,11 +96,28 @@ class RankSpaces:
 
     def owe_drop(self) -> None:
         """Nothing is found until open() has made a miss of every block."""
-        self._owes_drop = True
+        self._owed += 1
 
-    def adapter_of(self, request: Any) -> str:
-        """The digest of a request's LoRA adapter; empty without one. Raises BadArgument."""
-        return "" if request is None else adapter_identity(request.lora_path)
+    def adapter_of(self, request: Any) -> str | None:
+        """The digest of a request's LoRA adapter; empty without one. Raises BadArgument.
+
+        None where its files are not those of its first request: which of them the workers compute
+        with, only they know, so nothing of it is kept any more.
+        """
+        if request is None:
+            return ""
+        digest = adapter_identity(request.lora_path)
+        first = self._adapters.setdefault(request.lora_path, digest)
+        if first == digest:
+            return digest
+        if first:
+            self._adapters[request.lora_path] = ""
+            log.warning(
+                "kvpool: the files of adapter %s changed under it; what it computes is not kept. "
+                "Give each version a path of its own.",
+                request.lora_path,
+            )
+        return None
 
     def bytes_per_token(self, shapes: Sequence[GroupShape]) -> int:
         """Of one rank: ranks load at the same time."""
@@ -83,9 +125,3 @@ class RankSpaces:
             return 0
         pairs = zip(self._manifests[0], shapes, strict=True)
         return sum(int(m.block_bytes or 0) // shape.block_tokens for m, shape in pairs)
-
-
-def _drop(ranks: Ranks) -> None:
-    for spaces in ranks:
-        for space in spaces:
-            space.drop()

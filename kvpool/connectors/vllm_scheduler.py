@@ -16,85 +16,41 @@ Thread rule: the engine's scheduler thread, but for what is given to the executo
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from typing import Any
 
 from kvpool.connectors.attach import Attachment
 from kvpool.connectors.options import Options
 from kvpool.connectors.vllm_counts import Counts
 from kvpool.connectors.vllm_events import StoredEvents
-from kvpool.connectors.vllm_lookup import GroupShape, Lookup, Offer, Ranks
+from kvpool.connectors.vllm_lookup import Lookup, Offer, Ranks
 from kvpool.connectors.vllm_messages import Load, Part, Report, Save, Step
 from kvpool.connectors.vllm_pace import Pace
 from kvpool.connectors.vllm_ranks import RankSpaces
+from kvpool.connectors.vllm_requests import (
+    BLOCKS_PARAM,
+    NAMESPACE_PARAM,
+    EngineShape,
+    Followed,
+    Query,
+    unit_of,
+)
 from kvpool.types import Miss, Tier
 
 NULL_PAGE = 0  # vLLM's block for tokens that no layer of a group sees any more
+_CHUNK_TOKENS_MIN = 16  # of one request in one step: fewer are decode, or drafts
 _THREADS = 8
+_WAITERS = 32
+_INLINE_KEYS = 4096  # of all ranks and groups, that are looked up at once: some 3 ms
 _INLINE_PINS = 256  # of a client, without a request to its node (csrc/node/client_page.h)
 _OFFER_S = 30.0  # that an engine without free pages may take to accept an offer
 _IDLE_WAIT_S = 0.005
 _NOTHING = (0, False)
-# In kv_transfer_params: what a prefill engine tells the decode engine.
-BLOCKS_PARAM = "kvpool_blocks"
-NAMESPACE_PARAM = "kvpool_namespace"
 
 log = logging.getLogger("vllm.kvpool")
-
-
-@dataclass(frozen=True)
-class EngineShape:
-    """What the scheduler's half needs to know of its engine."""
-
-    groups: tuple[GroupShape, ...]
-    has_eagle: bool = False  # a draft model needs the last block computed, not loaded
-    publishes_events: bool = False
-
-
-@dataclass(frozen=True)
-class Query:
-    """What is asked about a prompt, in tokens."""
-
-    hashes: list[bytes]
-    limit: int
-    local: int
-    awaited: int  # that another engine is about to store
-
-
-@dataclass
-class Followed:
-    """A request, from its arrival to its end."""
-
-    request: Any
-    saved: int = 0  # blocks of the first group that are in the pool or on their way there
-    adapter: str | None = None  # None: not known yet
-    asked: Future[Offer] | None = None
-    asked_until: float = 0.0
-    offer: Offer | None = None
-    offered_at: float = 0.0
-    local: int = 0  # tokens that the engine had itself when it was offered
-    loading: set[int] = field(default_factory=set)  # pages, while a load is under way
-    is_done: bool = False  # looked up, loaded or given up: ask no more until it is preempted
-    preemptions: int = 0
-    is_old: bool = False  # computed before a reset: not to be stored
-
-    def drop_offer(self) -> None:
-        """Unpin what was offered."""
-        if self.offer is not None:
-            self.offer.release()
-            self.offer = None
-
-    def forget_lookup(self) -> None:
-        """Of a request that leaves or starts anew; what a thread still finds is unpinned there."""
-        asked, self.asked = self.asked, None
-        if asked is not None:
-            asked.add_done_callback(_release_found)
-        self.drop_offer()
 
 
 class SchedulerHalf:
@@ -119,14 +75,18 @@ class SchedulerHalf:
         self._has_eagle = engine.has_eagle
         self._ranks = RankSpaces(attachment)
         self._executor = ThreadPoolExecutor(_THREADS, "kvpool-lookup")
+        # Of their own: they last for seconds where a prefill engine died.
+        self._waiters = ThreadPoolExecutor(_WAITERS, "kvpool-wait")
+        self._may_sleep = engine.may_sleep
         self._requests: dict[str, Followed] = {}
         self._leaving: dict[str, Followed] = {}  # finished while a load was under way
         self._loads: list[Load] = []
-        # Under way: when scheduled, tokens. Engines schedule a step or two ahead.
+        # Under way: when scheduled, tokens of prompts. Engines schedule a step or two ahead.
         self._steps: deque[tuple[float, int]] = deque(maxlen=8)
         self._stepped_at = 0.0
         self._generation = 0  # resets so far
         self._acknowledged = 0  # ranks that store nothing of before the last one any more
+        self._is_resetting = False  # until all of them do: nothing is looked up
         self.pace = Pace()
         self.counts = Counts()
         self.events = StoredEvents(engine.publishes_events)
@@ -167,13 +127,14 @@ class SchedulerHalf:
         request = followed.request
         if followed.is_done or request.skip_reading_prefix_cache:
             return False
-        limit = min(self._most_tokens(request), self._hashed_tokens(request))
+        limit = min(self._most_tokens(request, local), self._hashed_tokens(request))
         if limit - local < self._lookup.unit * self._options.min_blocks:
             followed.saved = max(followed.saved, local // self._shapes[0].block_tokens)
             return False
-        if self._attachment.pool is None:
+        reason = self._reason_to_wait()
+        if reason:
             followed.is_done = True
-            self.counts.add("no_hit", reason="no_node")
+            self.counts.add("no_hit", reason=reason)
             return False
         self.counts.add("lookups")
         self.counts.add("lookup_blocks", (limit - local) // self._lookup.unit)
@@ -182,7 +143,9 @@ class SchedulerHalf:
         ranks = self._ranks.opened("" if request.lora_request is None else followed.adapter)
         if ranks is None or awaited or not self._attachment.shares_memory:
             return self._begin_on_thread(followed, query)
-        offer = self._lookup.find(ranks, query.hashes, limit)
+        if self._has_many_keys(ranks, query):
+            return self._begin_on_thread(followed, query)
+        offer = self._prefix(ranks, query)
         if offer.tokens > local and not self._is_quick(offer):
             return self._begin_on_thread(followed, query)
         followed.adapter = followed.adapter or ""
@@ -190,18 +153,29 @@ class SchedulerHalf:
         followed.offered_at = self._clock()
         return True
 
+    def _reason_to_wait(self) -> str:
+        """Why nothing can be looked up now; empty if it can."""
+        if self._ranks.count == 0:
+            return "no_ranks"
+        if self._attachment.pool is None:
+            return "no_node"
+        return "reset" if self._is_resetting else ""
+
     def _begin_on_thread(self, followed: Followed, query: Query) -> bool:
-        followed.asked = self._executor.submit(self._find, followed, query)
+        executor = self._waiters if query.awaited else self._executor
+        followed.asked = executor.submit(self._find, followed, query)
         wait_s = self._options.wait_s if query.awaited else 0.0
         followed.asked_until = self._clock() + self._options.load_timeout_s + wait_s
         return True
 
-    def _most_tokens(self, request: Any) -> int:
+    def _most_tokens(self, request: Any, local: int) -> int:
         """The last token is computed in any case. vLLM goes back by one token where all were loaded
-        between steps; a window may have lost what that token sees.
+        between steps; a window may have lost what that token sees. And a last block alone, of a
+        prompt that the engine has otherwise, is not worth a step of its own.
         """
+        tokens = int(request.num_tokens)
         has_window = any(shape.window is not None for shape in self._shapes)
-        return int(request.num_tokens) - (1 if has_window else 0)
+        return tokens - 1 if has_window or tokens - local <= self._lookup.unit else tokens
 
     def _hashed_tokens(self, request: Any) -> int:
         shape = self._shapes[0]
@@ -234,12 +208,26 @@ class SchedulerHalf:
     def _find(self, followed: Followed, query: Query) -> Offer:
         """On a thread: what may take a request, a disk, or until another engine has stored it."""
         followed.adapter = self._ranks.adapter_of(followed.request.lora_request)
-        ranks = self._ranks.open(followed.adapter)
+        ranks = None if followed.adapter is None else self._ranks.open(followed.adapter)
         if ranks is None:
             return Offer()
         if query.awaited:
             self._await(ranks, query.hashes, min(query.awaited, query.limit))
-        return self._leased(ranks, query, self._lookup.find(ranks, query.hashes, query.limit))
+        return self._leased(ranks, query, self._prefix(ranks, query))
+
+    def _prefix(self, ranks: Ranks, query: Query) -> Offer:
+        """What is there, pinned or not; a block less for a draft model, with its own windows."""
+        offer = self._lookup.find(ranks, query.hashes, query.limit)
+        if self._has_eagle and offer.tokens:
+            offer = self._lookup.find(ranks, query.hashes, offer.tokens - self._lookup.unit)
+        return offer
+
+    def _has_many_keys(self, ranks: Ranks, query: Query) -> bool:
+        """Of a prompt whose first block is there; a miss of that one is always quick."""
+        blocks = sum(query.limit // shape.block_tokens for shape in self._shapes)
+        if blocks * len(ranks) <= _INLINE_KEYS:
+            return False
+        return self._lookup.find(ranks, query.hashes, self._lookup.unit).tokens > 0
 
     def _leased(self, ranks: Ranks, query: Query, offer: Offer) -> Offer:
         """Pinned, if it is of use; a pool elsewhere would fetch the bytes, to the wrong process."""
@@ -281,8 +269,7 @@ class SchedulerHalf:
         assert offer is not None
         # What the pool lost is saved again, from the engine's own cache.
         followed.saved = offer.tokens // self._shapes[0].block_tokens
-        tokens = offer.tokens - (self._lookup.unit if self._has_eagle and offer.tokens else 0)
-        fresh = max(0, tokens - local)
+        fresh = max(0, offer.tokens - local)
         reason = self._reason_against(fresh, offer.miss)
         if reason:
             self.counts.add("no_hit", reason=reason)
@@ -358,18 +345,25 @@ class SchedulerHalf:
     def next_step(self, output: Any) -> Step:
         """What the workers do in and after this step."""
         self._expire()
-        is_idle = not output.total_num_scheduled_tokens
+        is_idle = self._may_sleep and not output.total_num_scheduled_tokens
         step = Step(self._loads, [], is_idle, self._generation)
         self._loads = []
         if step.is_idle and not step.loads:
             self._sleep_until_found()
-        if self._saves != "none" and self._attachment.pool is not None:
+        if self._saves != "none" and self._attachment.pool is not None and self._ranks.count:
             for request_id in output.num_scheduled_tokens:
-                save = self._save_of(request_id, output)
+                try:
+                    save = self._save_of(request_id, output)
+                except Exception:  # a fault of ours must not take the step's loads along
+                    log.exception("kvpool: a fault of kvpool itself; blocks are not stored")
+                    self.counts.add("unsaved_blocks", reason="failed")
+                    continue
                 if save is not None:
                     step.saves.append(save)
+        scheduled = output.num_scheduled_tokens.values()
         if output.total_num_scheduled_tokens:  # others may have no answer
-            self._steps.append((self._clock(), output.total_num_scheduled_tokens))
+            prefill = sum(tokens for tokens in scheduled if tokens >= _CHUNK_TOKENS_MIN)
+            self._steps.append((self._clock(), prefill))
         return step
 
     def _sleep_until_found(self) -> None:
@@ -435,7 +429,8 @@ class SchedulerHalf:
     def _heed_reset(self, report: Report) -> None:
         """Once no rank stores old blocks any more, those that came after the drop go, too."""
         self._acknowledged += report.resets.get(self._generation, 0)
-        if report.resets and self._acknowledged == self._ranks.count:
+        if self._is_resetting and self._acknowledged >= self._ranks.count:
+            self._is_resetting = False
             self._ranks.owe_drop()
             self._executor.submit(self._ranks.open, "")
 
@@ -490,7 +485,7 @@ class SchedulerHalf:
         time it is owed: nothing is looked up before it was done.
         """
         self._generation += 1
-        self._acknowledged = 0
+        self._acknowledged, self._is_resetting = 0, True
         for followed in self._requests.values():
             followed.forget_lookup()
             followed.is_old = followed.request.num_computed_tokens > 0 or bool(followed.loading)
@@ -501,23 +496,16 @@ class SchedulerHalf:
         self._ranks.owe_drop()
         dropping = self._executor.submit(self._ranks.open, "")
         try:
-            dropping.result(timeout=self._options.load_timeout_s)
-        except Exception as error:
-            log.warning("kvpool: the pool will be reset later: %s", error or type(error).__name__)
+            is_done = dropping.result(timeout=self._options.load_timeout_s) is not None
+        except TimeoutError:
+            is_done = False
+        if not is_done:
+            log.warning("kvpool: no node drops the blocks now: it will when it is there")
 
     def close(self) -> None:
         """Unpin everything and leave the node."""
         for followed in [*self._requests.values(), *self._leaving.values()]:
             followed.forget_lookup()
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        for executor in (self._executor, self._waiters):
+            executor.shutdown(wait=False, cancel_futures=True)
         self._attachment.close()
-
-
-def _release_found(asked: Future[Offer]) -> None:
-    if not asked.cancelled() and asked.exception() is None:
-        asked.result().release()
-
-
-def unit_of(shapes: Iterable[GroupShape]) -> int:
-    """Tokens after which blocks of all groups end; a prefix ends there, loaded in full."""
-    return math.lcm(*(shape.block_tokens for shape in shapes))

@@ -27,6 +27,8 @@ def model() -> Callable[[str], Model]:
             dtype=dtype or "float32",
             block_tokens=MLA_BLOCK_TOKENS if base == "mla" else 32,
             has_tokenizer=base == "smollm",
+            has_windows=base == "hybrid",
+            backend="CPU_MLA" if base == "mla" else "",
         )
 
     return named

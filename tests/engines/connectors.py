@@ -1,10 +1,7 @@
-"""How an engine is told to use a pool, and what it left there."""
+"""How an engine is told to use a pool."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
-
-from tests.engines.rig import Engine
-from tests.served import Served, wait_for
 
 LOAD_TIMEOUT_S = 2.0
 
@@ -24,17 +21,3 @@ def kvpool_connector(
             **extra,
         },
     }
-
-
-def wait_saved(engine: Engine) -> None:
-    """An engine's blocks come to the pool after its answer, from another thread."""
-    raise NotImplementedError
-
-
-def wait_connected(daemon: Served, engines: Sequence[Engine]) -> None:
-    """Of a daemon that came back: until these, and nobody else, have found it again."""
-    with daemon.connect() as pool:
-        wait_for(
-            lambda: pool.stats()["server"]["clients"] == len(engines) + 1,
-            what="the engines are connected again",
-        )

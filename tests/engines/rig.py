@@ -63,6 +63,8 @@ class Model:
     dtype: str = "float32"
     block_tokens: int = BLOCK_TOKENS
     has_tokenizer: bool = False
+    has_windows: bool = False
+    backend: str = ""  # of attention, where the processor would decide
 
     def arguments(self) -> dict[str, Any]:
         """Of vllm.LLM and of its server."""
@@ -73,6 +75,7 @@ class Model:
             "max_model_len": 2048,
             "enforce_eager": True,
             "skip_tokenizer_init": not self.has_tokenizer,
+            **({"attention_config": {"backend": self.backend}} if self.backend else {}),
         }
 
 
@@ -136,13 +139,15 @@ class Metrics:
     def preemptions(self) -> int:
         return self.value("num_preemptions_total")
 
-    def named(self, part: str) -> dict[str, float]:
-        """Every sample with that in its name, for messages."""
-        return {
-            f"{name}{dict(labels)}": value
-            for (name, labels), value in self._samples.items()
-            if part in name
-        }
+    def named(self, part: str) -> str:
+        """What was counted with that in its name, for messages."""
+        found = [
+            f"{name} {labels.get('reason', '')} {value:g}"
+            for (name, pairs), value in self._samples.items()
+            if part in name and value and not name.endswith("_created")
+            for labels in [dict(pairs)]
+        ]
+        return "\n".join(["", *sorted(found)])
 
 
 class Child:
@@ -204,7 +209,11 @@ class Engine:
             **({} if connector is None else {"kv_transfer_config": dict(connector)}),
             **options,
         }
-        own = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", **(variables or {})}
+        own = {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "KVPOOL_CONNECTOR_STRICT": "1",  # a fault of kvpool itself ends the engine
+            **(variables or {}),
+        }
         command = [str(CHILDREN / "engine.py"), json.dumps(arguments)]
         self.child = Child(command, folder, name, env={**environment(), **own})
         self._unread = b""
@@ -230,6 +239,14 @@ class Engine:
     def reset_prefix_cache(self) -> None:
         """Of the engine alone."""
         assert self.ask("reset_prefix_cache") is True
+
+    def wait_saved(self) -> None:
+        """Blocks come to the pool after the answer, from another thread."""
+        self.ask("wait_saved", timeout_s=ANSWER_S / 2)
+
+    def wait_connected(self) -> None:
+        """Of a daemon that came back."""
+        self.ask("wait_connected", timeout_s=ANSWER_S / 2)
 
     def metrics(self) -> Metrics:
         return Metrics.of(self.ask("metrics"))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from tests.engines.connectors import kvpool_connector, wait_saved
+from tests.engines.connectors import kvpool_connector
 from tests.engines.rig import Engine, Model, engines
 from tests.engines.tokens import assert_same, loadable_tokens, random_prompts
 from tests.served import served
@@ -48,7 +48,7 @@ def test_another_salt_never_hits_and_the_same_one_does(rig: Rig, rng: np.random.
     right = rig.plain.generate(prompts, 8)
     loadable = loadable_tokens(rig.model, right)
     rig.filling.generate(prompts, 8, salts=["one", "one"])
-    wait_saved(rig.filling)
+    rig.filling.wait_saved()
     for salts, hits in ((["two", "two"], 0), (None, 0), (["one", "one"], loadable)):
         with rig.fresh.counting() as counted:
             outputs = rig.fresh.generate(prompts, 8, salts=salts)
@@ -62,7 +62,7 @@ def test_requests_that_share_beginnings_all_at_once(rig: Rig, rng: np.random.Gen
     prompts = [beginnings[number % 4] + ending for number, ending in enumerate(endings)]
     right = rig.plain.generate(prompts, 16)
     assert_same(rig.model, right, rig.filling.generate(prompts, 16))
-    wait_saved(rig.filling)
+    rig.filling.wait_saved()
     with rig.fresh.counting() as counted:
         outputs = rig.fresh.generate(prompts, 16)
     assert_same(rig.model, right, outputs)
@@ -79,7 +79,7 @@ def test_prompts_that_are_computed_in_pieces(rig: Rig, rng: np.random.Generator)
         outputs = rig.tight.generate(prompts, 16)
     assert_same(rig.model, right, outputs)
     assert counted.value("iteration_tokens_total_count") >= 600 // TIGHT["max_num_batched_tokens"]
-    wait_saved(rig.tight)
+    rig.tight.wait_saved()
     for engine in (rig.fresh, rig.tight):
         engine.reset_prefix_cache()
         with engine.counting() as counted:
@@ -99,4 +99,4 @@ def test_requests_that_are_preempted(rig: Rig, rng: np.random.Generator) -> None
         assert_same(rig.model, right, outputs)
         assert counted.preemptions > 0
         assert turn == 0 or counted.external_tokens > 0
-        wait_saved(rig.tight)
+        rig.tight.wait_saved()

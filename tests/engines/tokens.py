@@ -51,6 +51,8 @@ def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
 
 
 def loadable_tokens(model: Model, outputs: Sequence[Output]) -> int:
-    """Of prompts that share nothing: all whole blocks, but at least one token is computed."""
-    size = model.block_tokens
-    return sum((each.prompt_tokens - 1) // size * size for each in outputs)
+    """Of prompts that share nothing: all whole blocks. The last token is computed again where all
+    were loaded; where layers have a window, what it sees may be gone, so a block less is loaded.
+    """
+    size, spared = model.block_tokens, 1 if model.has_windows else 0
+    return sum((each.prompt_tokens - spared) // size * size for each in outputs)

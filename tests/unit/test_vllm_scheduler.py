@@ -9,7 +9,8 @@ import pytest
 import kvpool
 from kvpool.connectors.vllm_lookup import GroupShape
 from kvpool.connectors.vllm_messages import Report
-from kvpool.connectors.vllm_scheduler import _OFFER_S, unit_of
+from kvpool.connectors.vllm_requests import unit_of
+from kvpool.connectors.vllm_scheduler import _OFFER_S
 from tests.vllm_fakes import (
     BLOCK,
     FULL,
@@ -35,7 +36,9 @@ def test_whole_blocks_beyond_the_engines_own(pool: kvpool.Pool) -> None:
     rig = Rig(pool, ranks=2)
     rig.store(hashes_of(1, 6))
     assert rig.offered(rig.arrive(a_request("a", tokens=100)), local=32) == 64
-    # The engine computes the last token again, from a prompt that was loaded in full.
+    # The engine computes the last token again, from a prompt that was loaded in full; but for that
+    # alone, of a prompt that it has otherwise, nothing is loaded.
+    assert rig.offered(rig.arrive(a_request("d", tokens=96)), local=80) == 0
     assert rig.offered(rig.arrive(a_request("b", tokens=96))) == 96
     assert rig.offered(rig.arrive(a_request("c", prompt=2))) == 0
     assert rig.counted()["no_hit.not_present"] == 1
@@ -274,7 +277,7 @@ def test_an_answer_that_is_late_is_a_miss_and_leaves_nothing_pinned(
     assert rig.counted()["no_hit.late"] == 1
     goes_on.set()
     assert found.wait(60)
-    rig.half._executor.shutdown(wait=True)  # until what follows a lookup has run, too
+    rig.half._waiters.shutdown(wait=True)  # until what follows a lookup has run, too
     assert asked.result()._leases == []
     assert rig.pinned == 0
 
@@ -446,9 +449,12 @@ def test_a_reset_drops_the_pool_for_good(pool: kvpool.Pool) -> None:
     # What workers stored meanwhile goes once all have said that nothing old comes any more.
     rig.store(hashes_of(1, 6))
     stepped(rig, {}, {}, resets={1: 1})
-    assert rig.offered(rig.arrive(a_request("early"))) == 96
+    assert rig.offered(rig.arrive(a_request("early"))) == 0
+    assert rig.counted()["no_hit.reset"] >= 1
     stepped(rig, {}, {}, resets={1: 1})
     assert rig.offered(rig.arrive(a_request("late"))) == 0
+    rig.store(hashes_of(1, 6))
+    assert rig.offered(rig.arrive(a_request("new"))) == 96
 
 
 def test_a_reset_is_owed_while_there_is_no_node(pool: kvpool.Pool) -> None:
@@ -458,6 +464,7 @@ def test_a_reset_is_owed_while_there_is_no_node(pool: kvpool.Pool) -> None:
     rig.half._ranks._opened.clear()  # as at a start without a node
     rig.half.reset()
     rig.attachment.pool = pool
+    stepped(rig, {}, {}, resets={1: 1})
     assert rig.offered(rig.arrive(a_request("a"))) == 0
     rig.store(hashes_of(1, 6))
     assert rig.offered(rig.arrive(a_request("b"))) == 96

@@ -14,6 +14,7 @@ import os
 import queue
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -81,6 +82,21 @@ class Engine:
         """Of the engine alone: what a connector has stays."""
         return bool(self._llm.reset_prefix_cache())
 
+    def wait_saved(self, timeout_s: float) -> None:
+        """Until what was computed so far is stored, or dropped: saves go on behind the answers."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        buffer = get_kv_transfer_group()._worker._buffer
+        wait_for(lambda: buffer.free == buffer.slots, timeout_s, "all blocks are saved")
+
+    def wait_connected(self, timeout_s: float) -> None:
+        """Until both halves of the connector have a node, which may be another than before."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        scheduler = self._llm.llm_engine.engine_core.engine_core.scheduler.connector
+        for half in (scheduler._scheduler, get_kv_transfer_group()._worker):
+            wait_for(lambda half=half: is_connected(half), timeout_s, "the engine has a node")
+
     def metrics(self) -> list[list[Any]]:
         """[name, labels, value] of every sample that vLLM has."""
         from prometheus_client import REGISTRY
@@ -115,6 +131,19 @@ class Engine:
             return result
 
         setattr(owner, name, held)
+
+
+def wait_for(true: Callable[[], bool], timeout_s: float, what: str) -> None:
+    end = time.monotonic() + timeout_s
+    while not true():
+        if time.monotonic() > end:
+            raise TimeoutError(f"not within {timeout_s} s: {what}")
+        time.sleep(0.001)
+
+
+def is_connected(half: Any) -> bool:
+    pool = half._attachment.pool
+    return pool is not None and bool(pool.stats()["client"]["connected"])
 
 
 def gap_of(candidates: dict[int, Any]) -> float:

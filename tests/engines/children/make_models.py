@@ -42,7 +42,12 @@ def llama(folder: str) -> None:
 
 
 def mla(folder: str) -> None:
-    """One latent vector a token in place of K and V."""
+    """One latent vector a token in place of K and V.
+
+    With positions scaled as in the models that are published. Without that, vLLM 0.32 for CPUs
+    rotates by a kernel that is wrong for MLA: what it says depends on how many tokens it computes
+    at once.
+    """
     config = transformers.DeepseekV2Config(
         **SMALL,
         num_hidden_layers=3,
@@ -57,6 +62,16 @@ def mla(folder: str) -> None:
         n_routed_experts=4,
         num_experts_per_tok=2,
         n_shared_experts=1,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 2.0,
+            "original_max_position_embeddings": 4096,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
     )
     save_random(transformers.DeepseekV2ForCausalLM, config, folder)
 
@@ -72,12 +87,19 @@ def hybrid(folder: str) -> None:
         sliding_window=64,
         layer_types=["sliding_attention", "full_attention"] * 2,
     )
-    save_random(transformers.Gemma3ForCausalLM, config, folder)
+    save_random(transformers.Gemma3ForCausalLM, config, folder, embedding_scale=0.05)
 
 
-def save_random(model: Callable[[Any], Any], config: Any, folder: str) -> None:
+def save_random(
+    model: Callable[[Any], Any], config: Any, folder: str, embedding_scale: float = 1.0
+) -> None:
+    """embedding_scale: small where the embedding is also what tokens are chosen by, for a model of
+    random weights says the last token again and again then."""
     torch.manual_seed(SEED)
-    model(config).to(torch.float32).save_pretrained(folder)
+    made = model(config).to(torch.float32)
+    with torch.no_grad():
+        made.get_input_embeddings().weight.mul_(embedding_scale)
+    made.save_pretrained(folder)
 
 
 def smollm(folder: str) -> None:
