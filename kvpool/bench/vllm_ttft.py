@@ -60,12 +60,13 @@ def ttft(plan: Plan) -> Iterator[Row]:
         plan.say("too little memory for all engines at once: one after the other, there and back")
         passes = [(name,) for name in (*plan.systems, *reversed(plan.systems))]
     rounds = plan.rounds if len(passes) == 1 else -(-plan.rounds // 2)
-    for names in passes:
+    for number, names in enumerate(passes, 1):
         with pairs(plan, names, sizes) as engines:
             for prompt in prompts:
                 plan.say(f"{len(prompt)} tokens: {', '.join(names)}")
                 _measure(engines, prompt, rounds, measured)
-    yield from _rows(plan, measured)
+                if number == len(passes):
+                    yield from _rows(plan, measured, len(prompt))
 
 
 def prompt_of(plan: Plan, tokens: int) -> list[int]:
@@ -134,18 +135,16 @@ def _store(pair: Pair, prompt: list[int]) -> None:
     )
 
 
-def _rows(plan: Plan, measured: Measured) -> Iterator[Row]:
-    for tokens in plan.lengths_tokens:
-        others = [
-            measured[name, tokens].median_ms
-            for name in plan.systems
-            if name not in ("none", "kvpool")
-        ]
-        for name in plan.systems:
-            fields = _fields(measured, name, tokens)
-            is_held = name == "kvpool" and others
-            yield at_most("ttft_ms", min(others), fields) if is_held else Row(fields)
-    if "kvpool" in plan.systems and SPEEDUP_AT_TOKENS in plan.lengths_tokens:
+def _rows(plan: Plan, measured: Measured, tokens: int) -> Iterator[Row]:
+    """Of one length."""
+    others = [
+        measured[name, tokens].median_ms for name in plan.systems if name not in ("none", "kvpool")
+    ]
+    for name in plan.systems:
+        fields = _fields(measured, name, tokens)
+        is_held = name == "kvpool" and others
+        yield at_most("ttft_ms", min(others), fields) if is_held else Row(fields)
+    if "kvpool" in plan.systems and tokens == SPEEDUP_AT_TOKENS:
         yield _speedup(measured)
 
 

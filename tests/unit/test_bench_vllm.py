@@ -248,7 +248,7 @@ def test_kvpool_is_held_to_the_fastest_other_and_to_recompute(
     systems = ("none", "kvpool", "example", "lmcache")
     of = plan(model, systems=systems, lengths_tokens=(4096,))
     times = measured(none=[100.0], kvpool=[kvpool_ms], example=[20.0], lmcache=[40.0])
-    rows = list(vllm_ttft._rows(of, times))
+    rows = list(vllm_ttft._rows(of, times, 4096))
     assert [row.holds for row in rows] == [None, is_fastest, None, None, is_quick]
     assert rows[1].bar == "ttft_ms <= 20"
     assert rows[4].bar == "times_recompute >= 10"
