@@ -143,7 +143,7 @@ def check_python(python: Path, *, needs_kvpool: bool) -> str:
     if needs_kvpool and not has_kvpool:
         raise BenchError(
             f"{python} has no kvpool, which the engine is to load: install it there as well,"
-            f" `{python} -m pip install kvpool` or a wheel of this checkout"
+            f" `{python} -m pip install .` in a checkout of kvpool"
         )
     return f"engines: {vllm}, {torch or 'torch of an unknown version'}, {python}"
 

@@ -39,6 +39,8 @@ from kvpool.connectors.options import read_options
 from kvpool.connectors.pages import kind_of
 from kvpool.connectors.vllm_lookup import GroupShape
 from kvpool.connectors.vllm_messages import Handshake, Report, Step
+from kvpool.connectors.vllm_plugin import register
+from kvpool.connectors.vllm_prefixes import require_prefixes
 from kvpool.connectors.vllm_requests import EngineShape
 from kvpool.connectors.vllm_scheduler import SchedulerHalf
 from kvpool.connectors.vllm_stats import KvpoolStats, metrics_for
@@ -85,6 +87,7 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):
         transfer = vllm_config.kv_transfer_config
         options = read_options(transfer.kv_connector_extra_config)
         _refuse_unsupported(vllm_config.parallel_config)
+        require_prefixes(vllm_config)
         self._options = options
         self._is_prefill_only = transfer.kv_role == "kv_producer"
         self._scheduler: SchedulerHalf | None = None
@@ -174,7 +177,15 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):
 
     @quiet(lambda: None)
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[Any, Any]) -> None:
-        told = {rank: each.manifests for rank, each in metadata.items()}
+        told = {
+            rank: each.manifests for rank, each in metadata.items() if isinstance(each, Handshake)
+        }
+        if len(told) < len(metadata):
+            log.warning(
+                "kvpool: another connector answered for the workers, so the pool is not used; name "
+                "KvpoolConnector before it"
+            )
+            return
         self._decides.set_ranks(told)
 
     @quiet(lambda: None)
@@ -299,6 +310,10 @@ def _shape_of(config: Any, caches: Any) -> EngineShape:
     )
 
 
+# By module path alone the name would be unknown to what looks connectors up by it.
+register()
+
+
 def _drops_last_block(speculative: Any, caches: Any) -> bool:
     """Whether the engine computes the last block of a prefix again, for its draft model."""
     if speculative is None:
@@ -322,6 +337,7 @@ def _shard_of(config: Any) -> Shard:
 def _say_policy(transfer: Any) -> None:
     if transfer.kv_load_failure_policy == "fail":
         log.warning(
-            "kvpool: kv_load_failure_policy is 'fail', vLLM's default: a request whose blocks "
-            "leave the pool before they are loaded ends with an error. 'recompute' computes them."
+            "kvpool: kv_load_failure_policy is 'fail', vLLM's default: unless a connector around "
+            "this one says otherwise, a request whose blocks leave the pool before they are loaded "
+            "ends with an error. 'recompute' computes them."
         )

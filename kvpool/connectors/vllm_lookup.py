@@ -131,31 +131,31 @@ class Lookup:
     def lease(self, ranks: Ranks, hashes: Sequence[bytes], offer: Offer) -> Offer:
         """The same prefix pinned, or what of it can be. May wait for the SSD, which reads it."""
         for _ in range(_LEASE_TRIES):
-            pinned = self._pin(ranks, hashes, offer) if offer.tokens else 0
-            if pinned == offer.tokens:
+            if offer.tokens == 0 or self._pin(ranks, hashes, offer):
                 return offer
+            pins = offer.pins
             offer.release()
-            # Evicted meanwhile, or more than a client may pin: what could be pinned can be again.
-            offer = self.find(ranks, hashes, pinned)
-            if offer.miss is Miss.NONE:
-                offer.miss = Miss.PIN_LIMIT
+            found = self.find(ranks, hashes, offer.tokens)
+            if found.tokens == offer.tokens:  # all of it is there: a client may not pin so much
+                share = pins // (len(ranks) * len(self.shapes))
+                found = self.find(ranks, hashes, share * min(s.block_tokens for s in self.shapes))
+                found.miss = Miss.PIN_LIMIT
+            offer = found
         offer.release()
         return Offer(miss=offer.miss)
 
-    def _pin(self, ranks: Ranks, hashes: Sequence[bytes], offer: Offer) -> int:
-        """Tokens before the first block that could not be pinned."""
+    def _pin(self, ranks: Ranks, hashes: Sequence[bytes], offer: Offer) -> bool:
         keys = self._keys(ranks, hashes, offer.tokens)
         for rank, spaces in enumerate(ranks):
             for at, (shape, space) in enumerate(zip(self.shapes, spaces, strict=True)):
-                first = shape.first_needed(offer.tokens)
-                needed = keys[rank][at][first:]
+                needed = keys[rank][at][shape.first_needed(offer.tokens) :]
                 lease = space.view(needed)
                 pinned = len(lease.__enter__())
                 offer._leases.append(lease)
                 offer.pins += pinned
                 if pinned < len(needed):
-                    return (first + pinned) * shape.block_tokens
-        return offer.tokens
+                    return False
+        return True
 
     def _keys(self, ranks: Ranks, hashes: Sequence[bytes], tokens: int) -> list[list[Any]]:
         wanted = [shape.hashes(hashes, tokens) for shape in self.shapes]

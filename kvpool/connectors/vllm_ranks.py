@@ -29,6 +29,7 @@ class RankSpaces:
         self._attachment = attachment
         self._manifests: list[list[Manifest]] = []
         self._opened: dict[str, Ranks] = {}
+        self._adapters: dict[str, str] = {}  # path -> digest at its first request; "": it changed
         self._owed = 0  # drops that were asked for, and how many of them were made
         self._dropped = 0
         self._lock = threading.Lock()
@@ -97,9 +98,26 @@ class RankSpaces:
         """Nothing is found until open() has made a miss of every block."""
         self._owed += 1
 
-    def adapter_of(self, request: Any) -> str:
-        """The digest of a request's LoRA adapter; empty without one. Raises BadArgument."""
-        return "" if request is None else adapter_identity(request.lora_path)
+    def adapter_of(self, request: Any) -> str | None:
+        """The digest of a request's LoRA adapter; empty without one. Raises BadArgument.
+
+        None where its files are not those of its first request: which of them the workers compute
+        with, only they know, so nothing of it is kept any more.
+        """
+        if request is None:
+            return ""
+        digest = adapter_identity(request.lora_path)
+        first = self._adapters.setdefault(request.lora_path, digest)
+        if first == digest:
+            return digest
+        if first:
+            self._adapters[request.lora_path] = ""
+            log.warning(
+                "kvpool: the files of adapter %s changed under it; what it computes is not kept. "
+                "Give each version a path of its own.",
+                request.lora_path,
+            )
+        return None
 
     def bytes_per_token(self, shapes: Sequence[GroupShape]) -> int:
         """Of one rank: ranks load at the same time."""

@@ -41,6 +41,7 @@ from kvpool.connectors.vllm_requests import (
 from kvpool.types import Miss, Tier
 
 NULL_PAGE = 0  # vLLM's block for tokens that no layer of a group sees any more
+_CHUNK_TOKENS_MIN = 16  # of one request in one step: fewer are decode, or drafts
 _THREADS = 8
 _WAITERS = 32
 _INLINE_KEYS = 4096  # of all ranks and groups, that are looked up at once: some 3 ms
@@ -80,7 +81,7 @@ class SchedulerHalf:
         self._requests: dict[str, Followed] = {}
         self._leaving: dict[str, Followed] = {}  # finished while a load was under way
         self._loads: list[Load] = []
-        # Under way: when scheduled, tokens. Engines schedule a step or two ahead.
+        # Under way: when scheduled, tokens of prompts. Engines schedule a step or two ahead.
         self._steps: deque[tuple[float, int]] = deque(maxlen=8)
         self._stepped_at = 0.0
         self._generation = 0  # resets so far
@@ -126,11 +127,11 @@ class SchedulerHalf:
         request = followed.request
         if followed.is_done or request.skip_reading_prefix_cache:
             return False
-        limit = min(self._most_tokens(request), self._hashed_tokens(request))
+        limit = min(self._most_tokens(request, local), self._hashed_tokens(request))
         if limit - local < self._lookup.unit * self._options.min_blocks:
             followed.saved = max(followed.saved, local // self._shapes[0].block_tokens)
             return False
-        reason = "no_node" if self._attachment.pool is None else "reset" * self._is_resetting
+        reason = self._reason_to_wait()
         if reason:
             followed.is_done = True
             self.counts.add("no_hit", reason=reason)
@@ -152,6 +153,14 @@ class SchedulerHalf:
         followed.offered_at = self._clock()
         return True
 
+    def _reason_to_wait(self) -> str:
+        """Why nothing can be looked up now; empty if it can."""
+        if self._ranks.count == 0:
+            return "no_ranks"
+        if self._attachment.pool is None:
+            return "no_node"
+        return "reset" if self._is_resetting else ""
+
     def _begin_on_thread(self, followed: Followed, query: Query) -> bool:
         executor = self._waiters if query.awaited else self._executor
         followed.asked = executor.submit(self._find, followed, query)
@@ -159,12 +168,14 @@ class SchedulerHalf:
         followed.asked_until = self._clock() + self._options.load_timeout_s + wait_s
         return True
 
-    def _most_tokens(self, request: Any) -> int:
+    def _most_tokens(self, request: Any, local: int) -> int:
         """The last token is computed in any case. vLLM goes back by one token where all were loaded
-        between steps; a window may have lost what that token sees.
+        between steps; a window may have lost what that token sees. And a last block alone, of a
+        prompt that the engine has otherwise, is not worth a step of its own.
         """
+        tokens = int(request.num_tokens)
         has_window = any(shape.window is not None for shape in self._shapes)
-        return int(request.num_tokens) - (1 if has_window else 0)
+        return tokens - 1 if has_window or tokens - local <= self._lookup.unit else tokens
 
     def _hashed_tokens(self, request: Any) -> int:
         shape = self._shapes[0]
@@ -197,7 +208,7 @@ class SchedulerHalf:
     def _find(self, followed: Followed, query: Query) -> Offer:
         """On a thread: what may take a request, a disk, or until another engine has stored it."""
         followed.adapter = self._ranks.adapter_of(followed.request.lora_request)
-        ranks = self._ranks.open(followed.adapter)
+        ranks = None if followed.adapter is None else self._ranks.open(followed.adapter)
         if ranks is None:
             return Offer()
         if query.awaited:
@@ -339,7 +350,7 @@ class SchedulerHalf:
         self._loads = []
         if step.is_idle and not step.loads:
             self._sleep_until_found()
-        if self._saves != "none" and self._attachment.pool is not None:
+        if self._saves != "none" and self._attachment.pool is not None and self._ranks.count:
             for request_id in output.num_scheduled_tokens:
                 try:
                     save = self._save_of(request_id, output)
@@ -349,8 +360,10 @@ class SchedulerHalf:
                     continue
                 if save is not None:
                     step.saves.append(save)
+        scheduled = output.num_scheduled_tokens.values()
         if output.total_num_scheduled_tokens:  # others may have no answer
-            self._steps.append((self._clock(), output.total_num_scheduled_tokens))
+            prefill = sum(tokens for tokens in scheduled if tokens >= _CHUNK_TOKENS_MIN)
+            self._steps.append((self._clock(), prefill))
         return step
 
     def _sleep_until_found(self) -> None:

@@ -97,6 +97,7 @@ class WorkerHalf:
         self._lock = threading.Lock()  # guards what follows, and every _Loading
         self._some_loaded = threading.Condition(self._lock)
         self._under_way = 0  # loads
+        self._loading_since = 0.0  # of the time that was not reported yet
         self._finished = Finished()
         self._report = Report()
         self._spaces: dict[tuple[int, str], Namespace] = {}
@@ -146,11 +147,16 @@ class WorkerHalf:
 
     def begin_loads(self, step: Step) -> None:
         """Start what the step asks for."""
+        if step.generation != self._generation:
+            self._generation = step.generation
+            self._saves.put(step.generation)  # said once what was put before it has gone by
         for mover in self._movers if step.loads else ():
             mover.order_loads()
         for load in step.loads:
             loading = _Loading(load, time.monotonic(), 0)
             with self._lock:
+                if self._under_way == 0:
+                    self._loading_since = loading.began
                 self._under_way += 1
             try:
                 chunks = [chunk for part in load.parts for chunk in self._chunks(part)]
@@ -199,7 +205,8 @@ class WorkerHalf:
         return self._movers[chunk.group].load(space, chunk.pages, keys)
 
     def _end_load(self, loading: _Loading) -> None:
-        load, failed, seconds = loading.load, loading.failed, time.monotonic() - loading.began
+        now = time.monotonic()
+        load, failed, seconds = loading.load, loading.failed, now - loading.began
         total = blocks_of(load.parts)
         self.counts.add("loaded_blocks", total - len(failed))
         self.counts.add("loaded_bytes", loading.size)
@@ -214,7 +221,9 @@ class WorkerHalf:
         with self._lock:
             self._under_way -= 1
             self._report.load_bytes += loading.size
-            self._report.load_s += seconds
+            # Loads overlap: a rate is of the time in which there were any.
+            self._report.load_s += now - self._loading_since
+            self._loading_since = now
             self._finished.requests.add(load.request)
             if failed and len(self._groups) > 1:
                 self._finished.failed_requests.add(load.request)
@@ -237,9 +246,6 @@ class WorkerHalf:
 
     def begin_saves(self, step: Step) -> None:
         """Copy out what this step has computed. The step must have run."""
-        if step.generation != self._generation:
-            self._generation = step.generation
-            self._saves.put(step.generation)  # said once what was put before it has gone by
         for save in step.saves:
             for part in save.parts:
                 self._gather(save, part)

@@ -36,7 +36,9 @@ def test_whole_blocks_beyond_the_engines_own(pool: kvpool.Pool) -> None:
     rig = Rig(pool, ranks=2)
     rig.store(hashes_of(1, 6))
     assert rig.offered(rig.arrive(a_request("a", tokens=100)), local=32) == 64
-    # The engine computes the last token again, from a prompt that was loaded in full.
+    # The engine computes the last token again, from a prompt that was loaded in full; but for that
+    # alone, of a prompt that it has otherwise, nothing is loaded.
+    assert rig.offered(rig.arrive(a_request("d", tokens=96)), local=80) == 0
     assert rig.offered(rig.arrive(a_request("b", tokens=96))) == 96
     assert rig.offered(rig.arrive(a_request("c", prompt=2))) == 0
     assert rig.counted()["no_hit.not_present"] == 1

@@ -386,7 +386,7 @@ def nothing_of_before_a_reset_is_stored() -> None:
         held = Held(worker._groups[0], worker._manifests[0])
         worker._movers = [held]
         worker.begin_saves(step(saves=[Part(0, [1, 2], hashes(2))]))
-        worker.begin_saves(Step([], [], False, 1))
+        worker.begin_loads(Step([], [], False, 1))
         assert worker.take_report() is None  # it is not over
         held.over.set()
         assert worker.stored(2)["unsaved_blocks.reset"] == 2
