@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-LOAD_TIMEOUT_S = 2.0
+# Long enough for a busy machine: in most tests whatever the pool has must come.
+PATIENT_S = 200.0
 
 
 def kvpool_connector(
@@ -16,7 +17,9 @@ def kvpool_connector(
         "kv_load_failure_policy": policy,
         "kv_connector_extra_config": {
             "address": address,
-            "load_timeout_s": LOAD_TIMEOUT_S,
+            "connect_timeout_s": PATIENT_S,
+            "load_timeout_s": PATIENT_S,
+            "wait_s": PATIENT_S,
             "recompute_estimate": False,
             **extra,
         },

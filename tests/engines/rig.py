@@ -26,7 +26,7 @@ from tests.served import die_with_parent
 
 CHILDREN = Path(__file__).parent / "children"
 START_S = 300.0  # until an engine is ready: some 10 s on a machine with nothing else to do
-ANSWER_S = 180.0
+ANSWER_S = 300.0
 ERROR_LINES = 60  # of what an engine wrote, shown when it fails
 BLOCK_TOKENS = 32  # the smallest that vLLM has for CPUs
 

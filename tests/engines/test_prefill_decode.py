@@ -18,7 +18,7 @@ from tests.engines.tokens import page_prompts
 from tests.served import Served, served, wait_for
 
 MAX_TOKENS = 24
-CHARACTERS = 1500
+CHARACTERS = 900
 
 
 @dataclass
