@@ -10,6 +10,7 @@ Nothing here sleeps to let something happen, and nothing is tried twice.
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import select
@@ -31,6 +32,8 @@ ERROR_LINES = 60  # of what an engine wrote, shown when it fails
 BLOCK_TOKENS = 32  # the smallest that vLLM has for CPUs
 
 Prompt = str | Sequence[int]
+
+_NUMBERS = itertools.count()
 
 
 def engine_python() -> Path:
@@ -206,9 +209,11 @@ class Engine:
             "distributed_executor_backend": "uni",
             "num_gpu_blocks_override": 512,
             "disable_log_stats": False,
-            **({} if connector is None else {"kv_transfer_config": dict(connector)}),
             **options,
         }
+        self._id = f"kvpool-test-{os.getpid()}-{next(_NUMBERS)}"
+        if connector is not None:
+            arguments["kv_transfer_config"] = {**connector, "engine_id": self._id}
         own = {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "KVPOOL_CONNECTOR_STRICT": "1",  # a fault of kvpool itself ends the engine
@@ -285,7 +290,10 @@ class Engine:
         return self.child.is_running
 
     def close(self) -> None:
+        """And the memory of its CPU tier, which has a name, goes too."""
         self.child.close()
+        for left in Path("/dev/shm").glob(f"vllm_offload_{self._id}*"):
+            left.unlink(missing_ok=True)
 
     # --- lines -----------------------------------------------------------------------------------
 
