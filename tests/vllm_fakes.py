@@ -15,6 +15,7 @@ import numpy as np
 import kvpool
 from kvpool.connectors.options import Options, read_options
 from kvpool.connectors.vllm_lookup import GroupShape
+from kvpool.connectors.vllm_ranks import as_kept, private_salt
 from kvpool.connectors.vllm_requests import EngineShape
 from kvpool.connectors.vllm_scheduler import SchedulerHalf
 
@@ -121,7 +122,7 @@ class Rig:
         self.attachment = FakeAttachment(self.pool, self.shares_memory)
         self.clock = FakeClock()
         self.half = SchedulerHalf(
-            EngineShape(self.groups, self.has_eagle, self.publishes_events),
+            EngineShape(self.groups, self.has_eagle, self.publishes_events, "engine"),
             self.options,
             self.attachment,  # type: ignore[arg-type]
             saves=self.saves,
@@ -147,6 +148,15 @@ class Rig:
         for space in self.spaces():
             data = np.zeros(BLOCK_BYTES * len(hashes), np.uint8)
             assert space.put(space.fold(list(hashes)), data).stored == len(hashes)
+
+    def store_own(self, hashes: Sequence[bytes]) -> None:
+        """Into the namespaces that a worker would store in after the resets there were."""
+        salt = private_salt("engine", self.half._generation)
+        for rank in range(self.ranks):
+            for group in range(len(self.groups)):
+                space = self.pool.namespace(as_kept(manifest(group, rank), "", salt))
+                data = np.zeros(BLOCK_BYTES * len(hashes), np.uint8)
+                assert space.put(space.fold(list(hashes)), data).stored == len(hashes)
 
     def arrive(self, request: Any) -> Any:
         self.half.add(request)

@@ -30,6 +30,7 @@ from kvpool.manifest import TEXT_BYTES_MAX
 
 WHERE = "kv_connector_extra_config"
 SAVES = ("all", "prompt", "none")
+RESETS = ("private", "keep")
 MIN_BLOCKS_MAX = 1 << 20
 TIMEOUT_S_MIN = 0.001  # of a load and of connecting: less is no time at all
 TIMEOUT_S_MAX = 3600.0
@@ -49,8 +50,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     SSD tier in spawn_ssd. save_buffer: bytes of blocks on their way to the pool. salt: separates
     engines that must not share. weights: the operator's own name of the weights, instead of a
     digest of their files. recompute_estimate: skip loads that would take longer than to compute.
-    wait_s: how long a decode engine waits for what a prefill engine stores. self_test: write, read
-    back and compare a block at the start.
+    wait_s: how long a decode engine waits for what a prefill engine stores. on_reset: what a reset
+    of the connector's cache means: `private`, that the weights changed, and that blocks are this
+    engine's alone from then on; `keep`, nothing. self_test: write, read back and compare a block at
+    the start.
     """
 
     address: str | None = None
@@ -70,6 +73,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     weights: str = ""
     recompute_estimate: bool = True
     wait_s: float = 10.0
+    on_reset: str = "private"
     self_test: bool = True
 
     def saves(self, role: str | None) -> str:
@@ -162,6 +166,11 @@ def _save(key: str, value: Any) -> str:
     return str(value)
 
 
+def _on_reset(key: str, value: Any) -> str:
+    check_choice(key, value, RESETS)
+    return str(value)
+
+
 def _flag(key: str, value: Any) -> bool:
     check_type(key, value, bool)
     return bool(value)
@@ -200,6 +209,7 @@ _CHECKS: dict[str, _Check] = {
     "weights": _text,
     "recompute_estimate": _flag,
     "wait_s": _seconds(0),
+    "on_reset": _on_reset,
     "self_test": _flag,
 }
 

@@ -103,7 +103,9 @@ class KvpoolConnector(KVConnectorBase_V1, SupportsHMA):
             _say_policy(transfer)
         else:
             attachment = Attachment(options, name=name, log=log)
-            self._worker = WorkerHalf(vllm_config, kv_cache_config, options, attachment)
+            self._worker = WorkerHalf(
+                vllm_config, kv_cache_config, options, attachment, engine=_name_of(vllm_config)
+            )
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -305,9 +307,15 @@ def _shape_of(config: Any, caches: Any) -> EngineShape:
         tuple(shapes),
         _drops_last_block(config.speculative_config, caches),
         events is not None and bool(events.enable_kv_cache_events),
+        _name_of(config),
         # Where batches overlap, or engines step together, an empty step holds up others.
         config.max_concurrent_batches == 1 and config.parallel_config.data_parallel_size == 1,
     )
+
+
+def _name_of(config: Any) -> str:
+    """vLLM gives every engine an id, and each of its ranks of data parallelism another one."""
+    return str(config.kv_transfer_config.engine_id)
 
 
 # By module path alone the name would be unknown to what looks connectors up by it.

@@ -27,6 +27,7 @@ class Load:
     request: str
     adapter: str  # digest of its LoRA adapter, or empty
     parts: list[Part]
+    generation: int = 0  # of the lookup that found it
 
 
 @dataclass
@@ -45,7 +46,7 @@ class Step:
     loads: list[Load] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
     is_idle: bool = False  # nothing is computed in it
-    generation: int = 0  # resets so far: what is older is not stored any more
+    generation: int = 0  # resets so far: which namespaces its blocks are in
 
 
 @dataclass
@@ -62,9 +63,6 @@ class Report:
     load_bytes: int = 0
     load_s: float = 0.0
     stored: dict[int, int] = field(default_factory=dict)  # save number -> ranks that stored it all
-    resets: dict[int, int] = field(
-        default_factory=dict
-    )  # generation -> ranks that are done with it
 
     def aggregate(self, other: Report) -> Report:
         """Of two workers, one."""
@@ -73,13 +71,12 @@ class Report:
             max(self.load_bytes, other.load_bytes),
             max(self.load_s, other.load_s),
             _sum(self.stored, other.stored),
-            _sum(self.resets, other.resets),
         )
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to tell."""
-        return not (self.load_bytes or self.stored or self.resets)
+        return not self.load_bytes and not self.stored
 
 
 def _sum(one: dict[int, int], other: dict[int, int]) -> dict[int, int]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from kvpool.connectors.attach import Attachment
 from kvpool.connectors.facts import with_adapter
 from kvpool.connectors.vllm_lookup import GroupShape, Ranks
 from kvpool.connectors.weights import adapter_identity
-from kvpool.errors import KvpoolError
 from kvpool.manifest import Manifest, unpack
 
 _LOCK_S = 1.0
@@ -30,8 +30,7 @@ class RankSpaces:
         self._manifests: list[list[Manifest]] = []
         self._opened: dict[str, Ranks] = {}
         self._adapters: dict[str, str] = {}  # path -> digest at its first request; "": it changed
-        self._owed = 0  # drops that were asked for, and how many of them were made
-        self._dropped = 0
+        self._salt = ""
         self._lock = threading.Lock()
 
     def set(self, manifests: Sequence[Sequence[bytes]]) -> None:
@@ -46,46 +45,35 @@ class RankSpaces:
     @property
     def name(self) -> str:
         """Of the first namespace, for who must know whether theirs is the same; empty if none."""
-        return self._manifests[0][0].namespace_id.hex() if self._manifests else ""
+        if not self._manifests:
+            return ""
+        return as_kept(self._manifests[0][0], "", self._salt).namespace_id.hex()
+
+    def set_private(self, salt: str) -> None:
+        """From now on other namespaces, with this salt: what is in the old ones is not ours."""
+        with self._lock:
+            self._salt = salt
+            self._opened = {}
 
     def opened(self, adapter: str | None) -> Ranks | None:
-        """What open() gave; None if it was not called yet, or a drop is owed."""
-        is_usable = adapter is not None and self._dropped == self._owed
-        return self._opened.get(adapter or "") if is_usable else None
+        """What open() gave; None if it was not called yet."""
+        return None if adapter is None else self._opened.get(adapter)
 
     def open(self, adapter: str) -> Ranks | None:
-        """Namespaces by rank, by group; None while there is no node, or it does not drop them."""
+        """Namespaces by rank, by group; None while there is no node."""
         # One thread asks, the others find what it got; of a node that hangs they do not wait long.
         if not self._lock.acquire(timeout=_LOCK_S):
             return None
         try:
-            ranks = self._opened.get(adapter) or self._open(adapter)
-            return ranks if ranks is not None and self._settle() else None
+            return self._opened.get(adapter) or self._open(adapter)
         finally:
             self._lock.release()
-
-    def _settle(self) -> bool:
-        """Drop what is owed, of every adapter that was ever opened. False: no node does it."""
-        owed = self._owed  # more may be owed meanwhile
-        if self._dropped == owed:
-            return True
-        try:
-            for ranks in self._opened.values():
-                for spaces in ranks:
-                    for space in spaces:
-                        space.drop()
-        except KvpoolError as error:
-            log.warning("kvpool: blocks are not dropped yet, so none are used: %s", error)
-            return False
-        self._dropped = owed
-        return True
 
     def _open(self, adapter: str) -> Ranks | None:
         ranks: Ranks = []
         for manifests in self._manifests:
             spaces = [
-                self._attachment.space(with_adapter(each, adapter) if adapter else each)
-                for each in manifests
+                self._attachment.space(as_kept(each, adapter, self._salt)) for each in manifests
             ]
             if any(space is None for space in spaces):
                 return None
@@ -93,10 +81,6 @@ class RankSpaces:
         if ranks:
             self._opened[adapter] = ranks
         return ranks or None
-
-    def owe_drop(self) -> None:
-        """Nothing is found until open() has made a miss of every block."""
-        self._owed += 1
 
     def adapter_of(self, request: Any) -> str | None:
         """The digest of a request's LoRA adapter; empty without one. Raises BadArgument.
@@ -125,3 +109,14 @@ class RankSpaces:
             return 0
         pairs = zip(self._manifests[0], shapes, strict=True)
         return sum(int(m.block_bytes or 0) // shape.block_tokens for m, shape in pairs)
+
+
+def as_kept(manifest: Manifest, adapter: str, salt: str) -> Manifest:
+    """The namespace of a request's blocks: its adapter's, and the engine's own after a reset."""
+    kept = with_adapter(manifest, adapter) if adapter else manifest
+    return replace(kept, salt=f"{kept.salt}{salt}") if salt else kept
+
+
+def private_salt(engine: str, generation: int) -> str:
+    """What sets an engine's blocks apart from all others once its weights may have changed."""
+    return f" reset {generation} of {engine}" if generation else ""

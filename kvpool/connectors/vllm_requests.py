@@ -25,6 +25,7 @@ class EngineShape:
     groups: tuple[GroupShape, ...]
     has_eagle: bool = False  # a draft model needs the last block computed, not loaded
     publishes_events: bool = False
+    name: str = ""  # unique to it
     may_sleep: bool = True  # nothing else waits for a step in which this engine computes nothing
 
 

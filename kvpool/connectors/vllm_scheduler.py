@@ -29,7 +29,7 @@ from kvpool.connectors.vllm_events import StoredEvents
 from kvpool.connectors.vllm_lookup import Lookup, Offer, Ranks
 from kvpool.connectors.vllm_messages import Load, Part, Report, Save, Step
 from kvpool.connectors.vllm_pace import Pace
-from kvpool.connectors.vllm_ranks import RankSpaces
+from kvpool.connectors.vllm_ranks import RankSpaces, private_salt
 from kvpool.connectors.vllm_requests import (
     BLOCKS_PARAM,
     NAMESPACE_PARAM,
@@ -78,6 +78,7 @@ class SchedulerHalf:
         # Of their own: they last for seconds where a prefill engine died.
         self._waiters = ThreadPoolExecutor(_WAITERS, "kvpool-wait")
         self._may_sleep = engine.may_sleep
+        self._engine = engine.name
         self._requests: dict[str, Followed] = {}
         self._leaving: dict[str, Followed] = {}  # finished while a load was under way
         self._loads: list[Load] = []
@@ -85,8 +86,6 @@ class SchedulerHalf:
         self._steps: deque[tuple[float, int]] = deque(maxlen=8)
         self._stepped_at = 0.0
         self._generation = 0  # resets so far
-        self._acknowledged = 0  # ranks that store nothing of before the last one any more
-        self._is_resetting = False  # until all of them do: nothing is looked up
         self.pace = Pace()
         self.counts = Counts()
         self.events = StoredEvents(engine.publishes_events)
@@ -159,7 +158,7 @@ class SchedulerHalf:
             return "no_ranks"
         if self._attachment.pool is None:
             return "no_node"
-        return "reset" if self._is_resetting else ""
+        return ""
 
     def _begin_on_thread(self, followed: Followed, query: Query) -> bool:
         executor = self._waiters if query.awaited else self._executor
@@ -305,7 +304,9 @@ class SchedulerHalf:
         followed.loading = {page for part in parts for page in part.pages}
         followed.is_done = True
         self.counts.add("hit_blocks", sum(len(part.pages) for part in parts))
-        self._loads.append(Load(request.request_id, followed.adapter or "", parts))
+        self._loads.append(
+            Load(request.request_id, followed.adapter or "", parts, self._generation)
+        )
 
     def lost(self, request: Any, blocks: Any) -> None:
         """After a fault of ours in allocated(): the engine waits for a load, so there is one.
@@ -422,17 +423,8 @@ class SchedulerHalf:
         if isinstance(report, Report):
             self.pace.loaded(report.load_bytes, report.load_s)
             self.events.stored(report, self._ranks.count)
-            self._heed_reset(report)
         for request_id in output.finished_recving or ():
             self._loaded(request_id, output)
-
-    def _heed_reset(self, report: Report) -> None:
-        """Once no rank stores old blocks any more, those that came after the drop go, too."""
-        self._acknowledged += report.resets.get(self._generation, 0)
-        if self._is_resetting and self._acknowledged >= self._ranks.count:
-            self._is_resetting = False
-            self._ranks.owe_drop()
-            self._executor.submit(self._ranks.open, "")
 
     def _loaded(self, request_id: str, output: Any) -> None:
         leaving = self._leaving.pop(request_id, None)
@@ -454,12 +446,14 @@ class SchedulerHalf:
         """Offers that the engine has no pages for are looked up again when it has."""
         now = self._clock()
         for followed in self._requests.values():
-            if (
-                followed.offer is not None
-                and not followed.loading
-                and now - followed.offered_at > _OFFER_S
-            ):
+            if followed.loading:
+                continue
+            if followed.offer is not None and now - followed.offered_at > _OFFER_S:
                 followed.drop_offer()
+            # An engine that is full does not come back for an answer: what it has pinned goes.
+            asked = followed.asked
+            if asked is not None and asked.done() and now - followed.asked_until > _OFFER_S:
+                followed.forget_lookup()
 
     def finished(self, request: Any) -> dict[str, Any] | None:
         """A request ended. Returns what a decode engine must know of its prefix."""
@@ -478,29 +472,20 @@ class SchedulerHalf:
         }
 
     def reset(self) -> None:
-        """Make a miss of everything: the weights may have changed.
+        """Go on in namespaces of this engine alone: its weights may have changed.
 
-        For all engines of these namespaces. What was computed before is not stored any more: not by
-        requests that go on with it, nor from the workers' buffers. Where the node does not do it in
-        time it is owed: nothing is looked up before it was done.
+        Nothing of before is found any more, and nothing that is computed now is found by others.
+        What others have is left: their weights are what they were. Requests that go on with KV of
+        before are not stored. Saves under way go where they belong, to the namespaces of before.
         """
+        if self._options.on_reset == "keep":
+            return
         self._generation += 1
-        self._acknowledged, self._is_resetting = 0, True
+        self._ranks.set_private(private_salt(self._engine, self._generation))
         for followed in self._requests.values():
             followed.forget_lookup()
             followed.is_old = followed.request.num_computed_tokens > 0 or bool(followed.loading)
             followed.saved = 0
-        self._drop()
-
-    def _drop(self) -> None:
-        self._ranks.owe_drop()
-        dropping = self._executor.submit(self._ranks.open, "")
-        try:
-            is_done = dropping.result(timeout=self._options.load_timeout_s) is not None
-        except TimeoutError:
-            is_done = False
-        if not is_done:
-            log.warning("kvpool: no node drops the blocks now: it will when it is there")
 
     def close(self) -> None:
         """Unpin everything and leave the node."""

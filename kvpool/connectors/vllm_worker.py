@@ -21,19 +21,21 @@ import queue
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kvpool.connectors.attach import Attachment
-from kvpool.connectors.facts import Shard, manifest_of, with_adapter
+from kvpool.connectors.facts import Shard, manifest_of
 from kvpool.connectors.moving import Mover, Ticket, mover_for
 from kvpool.connectors.options import Options
 from kvpool.connectors.pages import PagedGroup, read_groups
 from kvpool.connectors.save_buffer import SaveBuffer
 from kvpool.connectors.self_test import check_round_trip
 from kvpool.connectors.vllm_counts import Counts
-from kvpool.connectors.vllm_messages import Handshake, Load, Part, Report, Save, Step, blocks_of
+from kvpool.connectors.vllm_messages import Handshake, Load, Part, Report, Step, blocks_of
+from kvpool.connectors.vllm_ranks import as_kept, private_salt
+from kvpool.errors import PoolClosed
 from kvpool.manifest import Manifest
 from kvpool.namespace import Namespace
 from kvpool.types import Put, Reason
@@ -66,13 +68,20 @@ class _Loading:
     size: int = 0
 
 
+class _Where(NamedTuple):
+    """Which of the worker's namespaces."""
+
+    group: int
+    adapter: str
+    generation: int
+
+
 @dataclass
 class _Gathered:
     """Blocks of one part in the save buffer, on their way to the pool."""
 
-    generation: int
+    where: _Where
     number: int
-    adapter: str
     part: Part
     slots: list[int]
     ticket: Ticket
@@ -81,8 +90,18 @@ class _Gathered:
 class WorkerHalf:
     """See the head of this file."""
 
-    def __init__(self, config: Any, caches: Any, options: Options, attachment: Attachment) -> None:
+    def __init__(
+        self,
+        config: Any,
+        caches: Any,
+        options: Options,
+        attachment: Attachment,
+        *,
+        engine: str = "",
+    ) -> None:
+        """engine: a name that no other engine has."""
         self._config = config
+        self._engine = engine
         self._caches = caches
         self._options = options
         self._attachment = attachment
@@ -91,8 +110,7 @@ class WorkerHalf:
         self._movers: list[Mover] = []
         self._buffer: SaveBuffer | None = None
         self._loads: queue.SimpleQueue[tuple[_Loading, Part] | None] = queue.SimpleQueue()
-        self._saves: queue.SimpleQueue[_Gathered | int | None] = queue.SimpleQueue()
-        self._generation = 0
+        self._saves: queue.SimpleQueue[_Gathered | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()  # guards what follows, and every _Loading
         self._some_loaded = threading.Condition(self._lock)
@@ -100,7 +118,7 @@ class WorkerHalf:
         self._loading_since = 0.0  # of the time that was not reported yet
         self._finished = Finished()
         self._report = Report()
-        self._spaces: dict[tuple[int, str], Namespace] = {}
+        self._spaces: dict[_Where, Namespace] = {}
         self.counts = Counts()
 
     # --- start -----------------------------------------------------------------------------------
@@ -147,9 +165,6 @@ class WorkerHalf:
 
     def begin_loads(self, step: Step) -> None:
         """Start what the step asks for."""
-        if step.generation != self._generation:
-            self._generation = step.generation
-            self._saves.put(step.generation)  # said once what was put before it has gone by
         for mover in self._movers if step.loads else ():
             mover.order_loads()
         for load in step.loads:
@@ -198,7 +213,7 @@ class WorkerHalf:
 
     def _deliver(self, load: Load, chunk: Part) -> int:
         """How many leading blocks were written into their pages."""
-        space = self._space(chunk.group, load.adapter)
+        space = self._space(_Where(chunk.group, load.adapter, load.generation))
         if space is None or len(chunk.hashes) != len(chunk.pages):
             return 0
         keys = space.fold(chunk.hashes)
@@ -248,13 +263,12 @@ class WorkerHalf:
         """Copy out what this step has computed. The step must have run."""
         for save in step.saves:
             for part in save.parts:
-                self._gather(save, part)
+                self._gather(_Where(part.group, save.adapter, step.generation), save.number, part)
 
-    def _gather(self, save: Save, part: Part) -> None:
+    def _gather(self, where: _Where, number: int, part: Part) -> None:
         buffer = self._buffer
         assert buffer is not None
-        space = self._spaces.get((part.group, save.adapter))
-        part = self._without_present(space, part)
+        part = self._without_present(self._spaces.get(where), part)
         while part.pages:
             slots = buffer.take(len(part.pages))
             if not slots:
@@ -263,10 +277,10 @@ class WorkerHalf:
             now, part = _cut(part, len(slots))
             # Who waits to hear of a save hears of its last blocks: a put stops at the first that
             # has no room, and the blocks of a part are put in their order.
-            number = save.number if not part.pages and now.group == 0 else 0
-            self._gather_into(slots, number, save.adapter, now)
+            told = number if not part.pages and now.group == 0 else 0
+            self._gather_into(slots, where, told, now)
 
-    def _gather_into(self, slots: list[int], number: int, adapter: str, part: Part) -> None:
+    def _gather_into(self, slots: list[int], where: _Where, number: int, part: Part) -> None:
         buffer = self._buffer
         assert buffer is not None
         size = self._groups[part.group].facts.block_bytes
@@ -276,7 +290,7 @@ class WorkerHalf:
         except BaseException:
             buffer.give(slots)
             raise
-        self._saves.put(_Gathered(self._generation, number, adapter, part, slots, ticket))
+        self._saves.put(_Gathered(where, number, part, slots, ticket))
 
     def _without_present(self, space: Namespace | None, part: Part) -> Part:
         """What the pool has already is not copied: 10 us of looking, where memory is shared."""
@@ -295,12 +309,10 @@ class WorkerHalf:
 
     def _run_saves(self) -> None:
         while (gathered := self._saves.get()) is not None:
-            if isinstance(gathered, int):
-                with self._lock:
-                    self._report.resets[gathered] = 1
-                continue
             try:
                 self._put(gathered)
+            except PoolClosed:  # the engine ends
+                self.counts.add("unsaved_blocks", len(gathered.slots), reason="closed")
             except Exception:
                 log.exception("kvpool: a save failed; its blocks are not stored")
                 self.counts.add("unsaved_blocks", len(gathered.slots), reason="failed")
@@ -311,10 +323,7 @@ class WorkerHalf:
     def _put(self, gathered: _Gathered) -> None:
         part = gathered.part
         gathered.ticket.wait()
-        if gathered.generation != self._generation:
-            self.counts.add("unsaved_blocks", len(gathered.slots), reason="reset")
-            return
-        space = self._space(part.group, gathered.adapter)
+        space = self._space(gathered.where)
         if space is None:
             self.counts.add("unsaved_blocks", len(gathered.slots), reason="no_node")
             return
@@ -336,15 +345,16 @@ class WorkerHalf:
             with self._lock:
                 self._report.stored[gathered.number] = 1
 
-    def _space(self, group: int, adapter: str) -> Namespace | None:
+    def _space(self, where: _Where) -> Namespace | None:
         """On our threads: may take a request, once."""
-        space = self._spaces.get((group, adapter))
+        space = self._spaces.get(where)
         if space is None:
-            manifest = self._manifests[group]
-            wanted = with_adapter(manifest, adapter) if adapter else manifest
-            space = self._attachment.space(wanted)
+            salt = private_salt(self._engine, where.generation)
+            space = self._attachment.space(
+                as_kept(self._manifests[where.group], where.adapter, salt)
+            )
             if space is not None:
-                self._spaces[(group, adapter)] = space
+                self._spaces[where] = space
         return space
 
     def take_report(self) -> Report | None:

@@ -27,6 +27,7 @@ ALL: dict[str, Any] = {
     "weights": "release-7",
     "recompute_estimate": False,
     "wait_s": 0,
+    "on_reset": "keep",
     "self_test": False,
 }
 
@@ -72,6 +73,7 @@ def test_every_option_has_a_check() -> None:
         ({"load_timeout_s": float("nan")}, "load_timeout_s is nan"),
         ({"connect_timeout_s": 3601}, "connect_timeout_s is 3601"),
         ({"wait_s": -1}, "wait_s is -1; it must be 0..3600"),
+        ({"on_reset": "drop"}, "on_reset is 'drop'; it can be private, keep"),
         ({"save_buffer": "1M"}, "save_buffer: '1M' has the unknown unit 'M'; write MiB"),
         ({"save_buffer": 1000}, "save_buffer is 1000 bytes; it must be 1048576.."),
         ({"tenant": "a b"}, "tenant is 'a b'"),

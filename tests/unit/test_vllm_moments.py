@@ -99,7 +99,7 @@ def a_worker(pool: Any, *, extra: dict[str, Any] | None = None) -> tuple[WorkerH
     return half, mover
 
 
-def test_a_save_under_way_when_the_pool_is_reset_is_not_stored_after_it(pool: kvpool.Pool) -> None:
+def test_a_save_under_way_when_the_pool_is_reset_goes_where_it_belongs(pool: kvpool.Pool) -> None:
     rig = Rig(pool)
     worker, mover = a_worker(pool)
     try:
@@ -107,17 +107,16 @@ def test_a_save_under_way_when_the_pool_is_reset_is_not_stored_after_it(pool: kv
         rig.half.reset()
         mover.open.set()
         step = rig.half.next_step(a_step({}, {}))
+        step.saves.append(Save(0, "", [Part(0, [3], hashes_of(1, 3)[2:], hashes_of(1, 2)[1])]))
         worker.begin_loads(step)
         worker.begin_saves(step)
-        worker.close()  # all that was under way has ended
-        rig.half.stepped(answer(kv_connector_worker_meta=worker.take_report()))
-        rig.half._executor.submit(int).result()
-        rig.half._executor.shutdown()
     finally:
         mover.open.set()
-        worker.close()
+        worker.close()  # all that was under way has ended
     (space,) = rig.spaces()
-    assert space.lookup(space.fold(hashes_of(1, 2))).blocks == 0
+    keys = space.fold(hashes_of(1, 3))
+    assert space.lookup(keys[:2]).blocks == 2
+    assert space.lookup(keys[2:]).blocks == 0  # it is in a namespace of this engine alone
 
 
 def test_nothing_of_before_a_reset_is_offered_after_it(pool: kvpool.Pool) -> None:

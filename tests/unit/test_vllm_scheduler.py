@@ -422,14 +422,8 @@ def test_events_name_what_every_rank_has_stored(pool: kvpool.Pool) -> None:
     assert (ready.tokens, ready.block_tokens) == (list(range(32)), 16)
 
 
-def stepped(rig: Rig, scheduled: dict[str, int], tables: dict[str, Any], **report: Any) -> Any:
-    step = rig.half.next_step(a_step(scheduled, tables))
-    rig.half.stepped(answer(kv_connector_worker_meta=Report(**report)))
-    return step
-
-
-def test_a_reset_drops_the_pool_for_good(pool: kvpool.Pool) -> None:
-    rig = Rig(pool, ranks=2)
+def test_after_a_reset_an_engine_is_alone(pool: kvpool.Pool) -> None:
+    rig, other = Rig(pool, ranks=2), Rig(pool, ranks=2)
     rig.store(hashes_of(1, 6))
     running, waiting = rig.arrive(a_request("running", prompt=2)), rig.arrive(a_request("waiting"))
     assert rig.offered(running) == 0
@@ -440,34 +434,33 @@ def test_a_reset_drops_the_pool_for_good(pool: kvpool.Pool) -> None:
     assert rig.offered(waiting) == 0
     # What was computed with the old weights is not stored, until it is computed anew.
     table = {"running": [list(range(50, 57))]}
-    step = stepped(rig, {"running": 80}, table)
+    step = rig.half.next_step(a_step({"running": 80}, table))
     assert (step.saves, step.generation) == ([], 1)
     running.num_preemptions, running.num_computed_tokens = 1, 0
     assert rig.offered(running) == 0
-    (save,) = stepped(rig, {"running": 100}, table).saves
+    (save,) = rig.half.next_step(a_step({"running": 100}, table)).saves
     assert save.parts[0].pages == list(range(50, 56))
-    # What workers stored meanwhile goes once all have said that nothing old comes any more.
-    rig.store(hashes_of(1, 6))
-    stepped(rig, {}, {}, resets={1: 1})
-    assert rig.offered(rig.arrive(a_request("early"))) == 0
-    assert rig.counted()["no_hit.reset"] >= 1
-    stepped(rig, {}, {}, resets={1: 1})
-    assert rig.offered(rig.arrive(a_request("late"))) == 0
-    rig.store(hashes_of(1, 6))
-    assert rig.offered(rig.arrive(a_request("new"))) == 96
-
-
-def test_a_reset_is_owed_while_there_is_no_node(pool: kvpool.Pool) -> None:
-    rig = Rig(pool)
-    rig.store(hashes_of(1, 6))
-    rig.attachment.pool = None
-    rig.half._ranks._opened.clear()  # as at a start without a node
+    # Others keep what they have. What is stored now is found by this engine, until the next reset.
+    assert other.offered(other.arrive(a_request("a"))) == 96
+    rig.store_own(hashes_of(3, 6))
+    own, theirs = a_request("own", prompt=3), a_request("theirs", prompt=3)
+    assert rig.offered(rig.arrive(own)) == 96
+    assert other.offered(other.arrive(theirs)) == 0
     rig.half.reset()
-    rig.attachment.pool = pool
-    stepped(rig, {}, {}, resets={1: 1})
-    assert rig.offered(rig.arrive(a_request("a"))) == 0
+    assert rig.offered(rig.arrive(a_request("again", prompt=3))) == 0
+
+
+def test_a_reset_may_mean_nothing(pool: kvpool.Pool) -> None:
+    rig = Rig(pool, extra={"on_reset": "keep"})
     rig.store(hashes_of(1, 6))
-    assert rig.offered(rig.arrive(a_request("b"))) == 96
+    rig.half.reset()
+    assert rig.offered(rig.arrive(a_request("a"))) == 96
+
+
+def test_a_reset_needs_no_node() -> None:
+    rig = Rig(None)
+    rig.half.reset()
+    assert rig.offered(rig.arrive(a_request("a"))) == 0
 
 
 def test_more_pins_than_are_quick_are_made_on_a_thread(pool: kvpool.Pool) -> None:

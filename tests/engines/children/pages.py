@@ -380,21 +380,22 @@ class Held(HostMover):
 
 
 @case
-def nothing_of_before_a_reset_is_stored() -> None:
+def what_was_gathered_before_a_reset_is_stored_where_it_belongs() -> None:
     with kvpool.open(dram="64MiB") as pool:
         worker = Worker(pool)
         held = Held(worker._groups[0], worker._manifests[0])
         worker._movers = [held]
         worker.begin_saves(step(saves=[Part(0, [1, 2], hashes(2))]))
-        worker.begin_loads(Step([], [], False, 1))
-        assert worker.take_report() is None  # it is not over
+        worker.begin_saves(Step([], [Save(0, "", [Part(0, [3], hashes(1, 2))])], False, 1))
         held.over.set()
-        assert worker.stored(2)["unsaved_blocks.reset"] == 2
-        worker.begin_saves(Step([], [Save(0, "", [Part(0, [1, 2], hashes(2))])], False, 1))
-        assert worker.stored(2)["saved_blocks"] == 2
-        report = worker.take_report()
-        assert report is not None
-        assert report.resets == {1: 1}
+        assert worker.stored(3)["saved_blocks"] == 3
+        space = pool.namespace(worker._manifests[0])
+        assert space.lookup(space.fold(hashes(3))).blocks == 2
+        own = Load("own", "", [Part(0, [7], hashes(1, 2))], 1)
+        worker.begin_loads(Step([own], [], False, 1))
+        assert worker.ended().failed_pages == set()
+        worker.begin_loads(step(loads=[Part(0, [7], hashes(1, 2))]))
+        assert worker.ended().failed_pages == {7}
         worker.close()
 
 
