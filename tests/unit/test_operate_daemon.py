@@ -137,8 +137,8 @@ def test_top_shows_who_is_there(daemon: Served, there: tuple[str, str]) -> None:
 
 
 def test_size_tells_what_more_would_give(daemon: Served, there: tuple[str, str]) -> None:
-    # By TCP: the node hears of every use when it is made. Of uses through shared memory it hears some
-    # 50 ms later, in which these rounds, much quicker than any engine's, would look like others.
+    # By TCP: the node hears of every use when it is made. Of uses through shared memory it hears up
+    # to 50 ms later, in which these rounds, quicker than any engine's, would look like others.
     with daemon.connect("tcp") as pool:
         space = pool.namespace(CHAT)
         for _ in range(8):
