@@ -99,7 +99,7 @@ def test_it_ends_in_time_even_if_the_core_hangs_and_says_where(tmp_path: Path) -
     with served(tmp_path, code=HANGS) as daemon:
         status, seconds = daemon.end()
         assert status == 1
-        assert END_S - 1 < seconds < END_S + 0.5
+        assert END_S - 1 < seconds < END_S + 5  # and not the 30 s of the hanging core
         assert daemon.is_logged("Timeout (0:00:04")
         assert daemon.is_logged("in close")
 
@@ -111,7 +111,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         assert daemon.process.stdout.readline() == "closing\n"
         status, seconds = daemon.end(signal.SIGINT)
         assert status == 128 + signal.SIGINT
-        assert seconds < 2
+        assert seconds < END_S - 1
 
 
 def test_a_client_that_is_stopped_does_not_keep_it_from_ending(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_killed_daemon_s_socket_is_taken_over_and_its_clients_come_back(tmp_pa
         is_mapped = pool.stats()["client"]["address"] == daemon.address
         assert got(space, SOME) in ((0, 8) if is_mapped else (0,))
         assert space.put(SOME, payloads(SOME)).stored == 0
-        assert time.monotonic() - begin < 1
+        assert time.monotonic() - begin < 4  # a call may take 5
     more = (*more[:-1], port.removeprefix("tcp://"))
     with served(tmp_path, *words, *more):
         for pool, space in zip(pools, spaces, strict=True):
