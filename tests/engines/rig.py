@@ -53,6 +53,9 @@ def environment() -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "OMP_NUM_THREADS": "1",
+        # Else an engine takes every processor all the same, and two of them wait for each other's
+        # threads, which keep the processors by spinning: a prompt of 300 tokens took a minute.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "TOKENIZERS_PARALLELISM": "false",
     }
 

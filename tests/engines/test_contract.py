@@ -84,5 +84,5 @@ def test_a_difference_is_told_by_its_name() -> None:
         "C.gone: was ()",
         "         is gone",
         "D.new: was not there",
-        "         is (x)",
+        "        is (x)",
     ]
