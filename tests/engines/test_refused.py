@@ -11,7 +11,6 @@ from tests.engines.rig import Engine, Model, engines
 
 # model, more options of the connector, what is said
 CASES: dict[str, tuple[str, dict[str, Any], str]] = {
-    "kernels that ignore what was loaded": ("mla", {}, "kernels ignore a prefix that was loaded"),
     "an option that is none": ("llama", {"min_block": 2}, "min_blocks"),
     "a value that is none": ("llama", {"load_timeout_s": -1}, "load_timeout_s"),
     "an address that is none": ("llama", {"address": "http://here"}, "address"),

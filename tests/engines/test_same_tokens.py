@@ -21,7 +21,7 @@ from tests.engines.tokens import (
 )
 from tests.served import Served, served
 
-MODELS = ("llama", "llama-bfloat16", "hybrid", "smollm")
+MODELS = ("llama", "llama-bfloat16", "mla", "hybrid", "smollm")
 PROMPTS = 4
 TOKENS = 300
 PAGE_CHARACTERS = 1200

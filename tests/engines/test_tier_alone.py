@@ -267,12 +267,5 @@ def test_wrong_option_is_told_at_the_start(
     assert "secondary_tiers" in said
 
 
-def test_engine_that_cannot_go_on_from_a_prefix_is_refused(process: TierProcess) -> None:
-    engine = {"enable_prefix_caching": False, "enable_chunked_prefill": False}
-    options = {"address": "unix:/nowhere"}
-    said = process.ask("refused", folder=str(model_folder("mla")), options=options, engine=engine)
-    assert "ignore a prefix" in said
-
-
 def test_tier_that_sees_no_configuration_is_refused(process: TierProcess) -> None:
     assert "no engine's configuration" in process.ask("refused_without_config")
