@@ -19,6 +19,8 @@ _GIB = 1 << 30
 # Engine and scheduler in one process: no queues, no second interpreter in what is timed.
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    # Engines bound to cores bind to the same ones, and spin against each other.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",

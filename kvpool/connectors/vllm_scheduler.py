@@ -47,7 +47,7 @@ _WAITERS = 32
 _INLINE_KEYS = 4096  # of all ranks and groups, that are looked up at once: some 3 ms
 _INLINE_PINS = 256  # of a client, without a request to its node (csrc/node/client_page.h)
 _OFFER_S = 30.0  # that an engine without free pages may take to accept an offer
-_IDLE_WAIT_S = 0.005
+_IDLE_WAIT_S = 0.01  # of a lookup; one that ends wakes it
 _NOTHING = (0, False)
 
 log = logging.getLogger("vllm.kvpool")
