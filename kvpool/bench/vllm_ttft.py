@@ -50,7 +50,9 @@ def ttft(plan: Plan) -> Iterator[Row]:
     """Rows of every system at every length."""
     prompts = [prompt_of(plan, tokens) for tokens in plan.lengths_tokens]
     positions = max(plan.lengths_tokens) + BLOCK_TOKENS
-    kv_bytes = 2 * sum(plan.lengths_tokens) * plan.model.token_bytes
+    # A client may pin a quarter of a pool, and a prompt is pinned as a whole while it is loaded.
+    kept = max(2 * sum(plan.lengths_tokens), 5 * max(plan.lengths_tokens))
+    kv_bytes = kept * plan.model.token_bytes
     sizes = Sizes(positions=positions, step_tokens=positions, kv_bytes=kv_bytes)
     measured: Measured = {
         (name, len(prompt)): Samples() for prompt in prompts for name in plan.systems
