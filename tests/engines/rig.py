@@ -28,6 +28,7 @@ from tests.served import die_with_parent
 CHILDREN = Path(__file__).parent / "children"
 START_S = 300.0  # until an engine is ready: some 10 s on a machine with nothing else to do
 ANSWER_S = 300.0
+END_S = 10.0  # that an engine may take to end when it is asked to; then it is killed
 ERROR_LINES = 60  # of what an engine wrote, shown when it fails
 BLOCK_TOKENS = 32  # the smallest that vLLM has for CPUs
 
@@ -182,7 +183,14 @@ class Child:
         return AssertionError("\n".join([f"{self.log_path.stem}: {text}", *lines]))
 
     def close(self) -> None:
-        """The whole group ends, whatever it does. Idempotent."""
+        """The whole group ends, whatever it does. Idempotent.
+
+        It is asked first: vLLM that is killed leaves shared memory that has a name behind.
+        """
+        if self.is_running:
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(END_S)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(ANSWER_S)
@@ -347,9 +355,10 @@ def engines(*started: Engine) -> Iterator[tuple[Engine, ...]]:
 def model_folder(name: str) -> Path:
     """Made at the first use, and kept in build/ for as long as what makes it stays the same."""
     script = CHILDREN / "make_models.py"
+    makers = script.read_bytes() + (ROOT / "kvpool" / "bench" / "vllm_smollm.py").read_bytes()
     folder = ROOT / "build" / "engines" / "models" / name
-    stamp = folder / "made_by.py"
-    if not stamp.exists() or stamp.read_bytes() != script.read_bytes():
+    stamp = folder / "made_by"
+    if not stamp.exists() or stamp.read_bytes() != makers:
         folder.mkdir(parents=True, exist_ok=True)
         child = Child([str(script), name, str(folder)], folder.parent, name, stdout=None)
         try:
@@ -357,5 +366,5 @@ def model_folder(name: str) -> Path:
                 raise child.failure("could not be made")
         finally:
             child.close()
-        stamp.write_bytes(script.read_bytes())
+        stamp.write_bytes(makers)
     return folder

