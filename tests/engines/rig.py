@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TypeVar
 
 from tests.pools import ROOT
 from tests.served import die_with_parent
@@ -28,13 +28,14 @@ from tests.served import die_with_parent
 CHILDREN = Path(__file__).parent / "children"
 START_S = 300.0  # until an engine is ready: some 10 s on a machine with nothing else to do
 ANSWER_S = 300.0
-END_S = 10.0  # that an engine may take to end when it is asked to; then it is killed
+END_S = 60.0  # that an engine may take to end when it is asked to; then it is killed
 ERROR_LINES = 60  # of what an engine wrote, shown when it fails
 BLOCK_TOKENS = 32  # the smallest that vLLM has for CPUs
 
 Prompt = str | Sequence[int]
 
 _NUMBERS = itertools.count()
+Process = TypeVar("Process", bound="Asked")
 
 
 def engine_python() -> Path:
@@ -200,7 +201,64 @@ class Child:
                     pipe.close()
 
 
-class Engine:
+class Asked:
+    """A process of an engine that is asked by lines of JSON; the first waits until it is ready."""
+
+    def __init__(self, child: Child) -> None:
+        self.child = child
+        self._unread = b""
+        self._is_ready = False
+
+    def ask(self, op: str, **fields: Any) -> Any:
+        self._send(op, **fields)
+        return self._answer(ANSWER_S)
+
+    def wait_ready(self) -> Self:
+        if not self._is_ready:
+            self._is_ready = True
+            self._answer(START_S)
+        return self
+
+    def is_alive(self) -> bool:
+        return self.child.is_running
+
+    def close(self) -> None:
+        self.child.close()
+
+    def _send(self, op: str, **fields: Any) -> None:
+        self.wait_ready()
+        self._write({"op": op, **fields})
+
+    def _write(self, message: Mapping[str, Any]) -> None:
+        assert self.child.process.stdin is not None
+        try:
+            self.child.process.stdin.write(json.dumps(message).encode() + b"\n")
+            self.child.process.stdin.flush()
+        except BrokenPipeError:
+            raise self.child.failure("has ended") from None
+
+    def _answer(self, timeout_s: float) -> Any:
+        message = self._read(time.monotonic() + timeout_s)
+        if "ok" not in message:
+            raise self.child.failure(f"answers {message.get('error', message)}")
+        return message["ok"]
+
+    def _read(self, deadline: float) -> dict[str, Any]:
+        assert self.child.process.stdout is not None
+        pipe = self.child.process.stdout.fileno()
+        while b"\n" not in self._unread:
+            ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise self.child.failure("says nothing in time")
+            part = os.read(pipe, 1 << 16)
+            if not part:
+                raise self.child.failure(f"has ended with {self.child.process.wait(ANSWER_S)}")
+            self._unread += part
+        line, _, self._unread = self._unread.partition(b"\n")
+        return dict(json.loads(line))
+
+
+class Engine(Asked):
     """vLLM in a process. It starts at once; the first question waits until it is ready."""
 
     def __init__(
@@ -231,9 +289,7 @@ class Engine:
             **(variables or {}),
         }
         command = [str(CHILDREN / "engine.py"), json.dumps(arguments)]
-        self.child = Child(command, folder, name, env={**environment(), **own})
-        self._unread = b""
-        self._is_ready = False
+        super().__init__(Child(command, folder, name, env={**environment(), **own}))
 
     # --- questions -------------------------------------------------------------------------------
 
@@ -287,62 +343,15 @@ class Engine:
     def go(self) -> None:
         self._write({"op": "go"})
 
-    def ask(self, op: str, **fields: Any) -> Any:
-        self._send(op, **fields)
-        return self._answer(ANSWER_S)
-
-    def wait_ready(self) -> "Engine":
-        if not self._is_ready:
-            self._is_ready = True
-            self._answer(START_S)
-        return self
-
-    def is_alive(self) -> bool:
-        return self.child.is_running
-
     def close(self) -> None:
         """And the memory of its CPU tier, which has a name, goes too."""
-        self.child.close()
+        super().close()
         for left in Path("/dev/shm").glob(f"vllm_offload_{self._id}*"):
             left.unlink(missing_ok=True)
 
-    # --- lines -----------------------------------------------------------------------------------
-
-    def _send(self, op: str, **fields: Any) -> None:
-        self.wait_ready()
-        self._write({"op": op, **fields})
-
-    def _write(self, message: Mapping[str, Any]) -> None:
-        assert self.child.process.stdin is not None
-        try:
-            self.child.process.stdin.write(json.dumps(message).encode() + b"\n")
-            self.child.process.stdin.flush()
-        except BrokenPipeError:
-            raise self.child.failure("has ended") from None
-
-    def _answer(self, timeout_s: float) -> Any:
-        message = self._read(time.monotonic() + timeout_s)
-        if "ok" not in message:
-            raise self.child.failure(f"answers {message.get('error', message)}")
-        return message["ok"]
-
-    def _read(self, deadline: float) -> dict[str, Any]:
-        assert self.child.process.stdout is not None
-        pipe = self.child.process.stdout.fileno()
-        while b"\n" not in self._unread:
-            ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
-                raise self.child.failure("says nothing in time")
-            part = os.read(pipe, 1 << 16)
-            if not part:
-                raise self.child.failure(f"has ended with {self.child.process.wait(ANSWER_S)}")
-            self._unread += part
-        line, _, self._unread = self._unread.partition(b"\n")
-        return dict(json.loads(line))
-
 
 @contextlib.contextmanager
-def engines(*started: Engine) -> Iterator[tuple[Engine, ...]]:
+def engines(*started: Process) -> Iterator[tuple[Process, ...]]:
     """These, closed at the end."""
     try:
         yield started

@@ -6,20 +6,18 @@ from typing import Any
 
 import pytest
 
-from tests.engines.rig import CHILDREN, Child, Engine, engines, environment, model_folder
+from tests.engines.rig import CHILDREN, Asked, Child, engines, environment, model_folder
 from tests.served import Served, served, wait_for
 
 ROW_BYTES = 8192
 
 
-class TierProcess(Engine):
+class TierProcess(Asked):
     """A process with a tier in it; see children/tier_child.py."""
 
     def __init__(self, folder: Path) -> None:
         command = [str(CHILDREN / "tier_child.py")]
-        self.child = Child(command, folder, "tier", env=environment())
-        self._unread = b""
-        self._is_ready = False
+        super().__init__(Child(command, folder, "tier", env=environment()))
 
     def open(self, daemon: Served, channel: str = "shm", **more: Any) -> str:
         options = {"address": daemon.address(channel), "load_timeout_s": 2.0}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engines.rig import CHILDREN, Child, Engine, engines, environment, model_folder
+from tests.engines.rig import CHILDREN, Asked, Child, engines, environment, model_folder
 from tests.pools import ROOT
 from tests.served import served
 
@@ -18,14 +18,12 @@ NEW_TOKENS = 24
 EMBEDDED = {"dram": "64MiB"}
 
 
-class Process(Engine):
+class Process(Asked):
     """A process with Hugging Face's library in it. What it has in memory ends with use()."""
 
     def __init__(self, folder: Path, name: str) -> None:
         command = [str(CHILDREN / "transformers_child.py")]
-        self.child = Child(command, folder, name, env=environment())
-        self._unread = b""
-        self._is_ready = False
+        super().__init__(Child(command, folder, name, env=environment()))
 
     def use(
         self, model: Path, pool: Mapping[str, Any], *, dtype: str = "float32", **options: Any
