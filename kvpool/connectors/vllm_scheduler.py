@@ -257,7 +257,7 @@ class SchedulerHalf:
         followed.offered_at = self._clock()
         try:
             followed.offer = asked.result()
-        except Exception:
+        except Exception:  # whatever it was: the engine must not end for a lookup
             log.exception("kvpool: a lookup failed; the prompt is computed")
             self.counts.add("no_hit", reason="failed")
             followed.offer = Offer()

@@ -201,7 +201,7 @@ class WorkerHalf:
             done = 0
             try:
                 done = self._deliver(loading.load, chunk)
-            except Exception:
+            except Exception:  # a thread that ended here would leave its request waiting for ever
                 log.exception("kvpool: a load failed; its tokens are computed")
             with self._lock:
                 loading.failed += chunk.pages[done:]
@@ -313,7 +313,7 @@ class WorkerHalf:
                 self._put(gathered)
             except PoolClosed:  # the engine ends
                 self.counts.add("unsaved_blocks", len(gathered.slots), reason="closed")
-            except Exception:
+            except Exception:  # a thread that ended here would leave the buffer full for ever
                 log.exception("kvpool: a save failed; its blocks are not stored")
                 self.counts.add("unsaved_blocks", len(gathered.slots), reason="failed")
             finally:
