@@ -1,8 +1,9 @@
 """What every test shares: one seed for the whole run, and the traces beside the repository.
 
-The seed is $KVPOOL_SEED, or comes from the commit: one commit always runs the same cases, the next
-one runs others. It is printed at the top and again below a failure, drives hypothesis, `rng` and
-(through the environment) the C++ tests, so `KVPOOL_SEED=n make test` repeats a run.
+The seed is $KVPOOL_SEED, or comes from what is committed: the same files always run the same cases,
+whatever their history; other files run others. It is printed at the top and again below a failure,
+drives hypothesis, `rng` and (through the environment) the C++ tests, so `KVPOOL_SEED=n make test`
+repeats a run.
 """
 
 import os
@@ -25,9 +26,9 @@ def seed_of_run() -> int:
         return int(given)
     if shutil.which("git") is None:
         return SEED_WITHOUT_GIT
-    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
-    head = subprocess.run(command, capture_output=True, text=True, check=False)
-    return int(head.stdout[:8], 16) if head.returncode == 0 else SEED_WITHOUT_GIT
+    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD^{tree}"]
+    tree = subprocess.run(command, capture_output=True, text=True, check=False)
+    return int(tree.stdout[:8], 16) if tree.returncode == 0 else SEED_WITHOUT_GIT
 
 
 def register_profiles() -> None:

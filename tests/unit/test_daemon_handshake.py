@@ -79,7 +79,7 @@ def test_a_client_is_gone_with_its_control_connection_and_all_else(daemon: Runni
         each.settimeout(WAIT_S)
         assert each.recv(1) == b""
         each.close()
-    assert daemon.server.dropped == [1]
+    wait_until(lambda: daemon.server.dropped == [1])
 
 
 def test_shared_memory_comes_as_descriptors_and_is_started_after_that(daemon: Running) -> None:
