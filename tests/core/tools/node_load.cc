@@ -112,18 +112,18 @@ void NodeLoad::name_space(Space& space, std::uint64_t id) {
 void NodeLoad::step() {
   clock_->set(clock_->now() + 0.001 * static_cast<double>(dice_.below(2000)));
   const std::uint64_t which = dice_.below(100);
-  if (which < 62)
+  if (which < 60)
     put();
-  else if (which < 85)
+  else if (which < 80)
     get();
-  else if (which < 92)
+  else if (which < 86)
     remove();
-  else if (which < 94)
+  else if (which < 88)
     KVP_CHECK(node_->flush(never_hung()));
-  else if (which < 96)
+  else if (which < 90)
     drop();
   else
-    resize();
+    resize();  // often: a shrink is what moves blocks, where its unit holds any
 }
 
 void NodeLoad::put() {
@@ -173,11 +173,13 @@ void NodeLoad::drop() {
   name_space(spaces_[index], next_space_++);
 }
 
-// A unit less, or back to all of it.
+// Two units less, one less, or back to all of it. One would not do: where the last slab is the only
+// one of its size there is nowhere to move its blocks, and it stays the only one for the whole run.
 void NodeLoad::resize() {
   const std::uint64_t all = options_.capacity_bytes;
   const bool is_small = node_->stats().ssd_facts.capacity_bytes < all;
-  KVP_CHECK(node_->resize_ssd(is_small ? all : all - kUnitBytes, never_hung()).has_value());
+  const std::uint64_t less = dice_.between(1, 2) * kUnitBytes;
+  KVP_CHECK(node_->resize_ssd(is_small ? all : all - less, never_hung()).has_value());
 }
 
 }  // namespace kvpool::test

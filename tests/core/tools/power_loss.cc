@@ -27,8 +27,8 @@
 namespace kvpool::test {
 namespace {
 
-constexpr std::uint64_t kUnits = 3;  // of payload: two sizes of block, and one to give back
-constexpr std::uint64_t kCapacityBytes = 8 << 20;  // and the index, of 1.1 MiB
+constexpr std::uint64_t kUnits = 4;  // of payload: two sizes of block, and two to give back
+constexpr std::uint64_t kCapacityBytes = 10 << 20;  // and the index, of 1.1 MiB
 constexpr double kMomentShare = 0.08;
 constexpr int kReopenEvery = 25;  // steps
 constexpr int kStepsMax = 100'000;
