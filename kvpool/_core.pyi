@@ -478,8 +478,11 @@ class Server:
     def drop_client(self, client: int) -> None:
         """Close all connections of a client."""
 
-    def add_stream(self, client: int, descriptor: int) -> None:
-        """The socket is the server's from here on, also on failure."""
+    def add_stream(self, client: int, descriptor: int, is_peer: bool = False) -> None:
+        """
+        The socket is the server's from here on, also on failure. is_peer: a node of the cluster is
+        at its other end, and may ask what is for nodes.
+        """
 
     def make_shm(self, client: int, descriptor: int) -> tuple[list[int], dict[str, int]]:
         """

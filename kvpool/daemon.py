@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvpool import wire, wire_node
 from kvpool.address import host_and_port
+from kvpool.cluster.peer_link import Own
 from kvpool.errors import KvpoolError
 from kvpool.manifest import BLOCK_BYTES_MAX
 from kvpool.serve_clients import Clients, answers_of, serve_control
@@ -37,6 +38,7 @@ from kvpool.serve_handshakes import Handshakes
 from kvpool.serve_listen import Acceptor, Listeners
 from kvpool.serve_log import EventLog
 from kvpool.serve_observe import Observer
+from kvpool.serve_peers import Peers
 from kvpool.serve_plan import Plan
 from kvpool.serve_reload import Reload, Replan
 from kvpool.tenants.identity import Claim, Identities, Identity
@@ -71,8 +73,10 @@ class Daemon:
         *,
         replan: Replan | None = None,
         web: Web | None = None,
+        own: Own | None = None,
     ) -> None:
-        """replan: gives the plan of the configuration as it is now, for reload()."""
+        """replan: gives the plan of the configuration as it is now, for reload(). own: who this
+        node is in its cluster, if it is in one."""
         self.plan = plan
         self.tenants = tenants
         self.log = log
@@ -84,6 +88,7 @@ class Daemon:
         self._boot = secrets.token_bytes(16)  # tells one life of the daemon from the next
         self.clients = Clients(plan.clients_max, plan.server["max_sources"], tenants)
         self._handshakes = Handshakes()
+        self.peers = None if own is None else self._peers(own)
         self._controls: dict[asyncio.Task[None], Client] = {}
         self._quick = ThreadPoolExecutor(QUICK_THREADS, "kvpool-quick")
         self._slow = ThreadPoolExecutor(SLOW_THREADS, "kvpool-slow")
@@ -115,6 +120,17 @@ class Daemon:
         has_tenants = bool(self.plan.config.tenants or told.config.tenants)
         needs_token = has_tenants or self._listeners.is_reachable
         return Identities(tenants, told.admin, os.geteuid(), needs_token=needs_token)
+
+    def _peers(self, own: Own) -> Peers:
+        is_asked = self._listeners.is_reachable or self.plan.has_tokens
+        return Peers(
+            own,
+            self.tenants,
+            self.clients,
+            self._in_thread,
+            self.log,
+            is_open=not is_asked and not self.plan.config.tenants,
+        )
 
     @property
     def budget_bytes(self) -> int:
@@ -209,11 +225,12 @@ class Daemon:
             "control": self._begin_client,
             "stream": self._begin_stream,
             "shm": self._begin_shm,
+            "peer": self._begin_peer,
         }
         with sock:
             try:
                 hello = await wire_node.receive_hello(sock)
-                if hello.kind != "control" or hello.nonce is None:
+                if hello.kind not in ("control", "peer") or hello.nonce is None:
                     self._handshakes.heard()  # else once it has proved what it says
                 await begin[hello.kind](sock, hello, peer)
             except wire.WireError as error:
@@ -304,6 +321,12 @@ class Daemon:
             self.clients.require_sources(client, 1, STREAMS_PER_CLIENT_MAX + lanes)
         await wire_node.send(sock, wire.pack_hello({"ok": True}))
         client.tenant.server.add_stream(client.number, sock.detach())
+
+    async def _begin_peer(self, sock: socket.socket, hello: wire.Hello, peer: Peer) -> None:
+        if self.peers is None:
+            text = "this node is in no cluster: it has no [cluster] in its configuration"
+            raise wire.RefusedByPeer("cluster", text)
+        await self.peers.begin(sock, hello, peer, self._handshakes.heard)
 
     async def _begin_shm(self, sock: socket.socket, hello: wire.Hello, peer: Peer) -> None:
         if not peer.is_unix:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvpool import _core, wire, wire_client, wire_proof
+from kvpool.cluster.peer_link import Own
 from kvpool.daemon import Daemon
 from kvpool.errors import NoResource
 from kvpool.serve_config import load
@@ -47,6 +48,7 @@ class BookServer:
         self.lanes: dict[int, int] = {}  # of the clients that have any
         self.started: list[int] = []
         self.dropped: list[int] = []
+        self.peers: list[int] = []  # whose connections they are, in the order they came
         self.is_drained = self.is_closed = False
         self.refuses_shm = False
         self._next = 1
@@ -62,8 +64,10 @@ class BookServer:
         self.lanes.pop(client, None)
         self.dropped.append(client)
 
-    def add_stream(self, client: int, fd: int) -> None:
+    def add_stream(self, client: int, fd: int, is_peer: bool = False) -> None:
         self.clients[client].append(fd)
+        if is_peer:
+            self.peers.append(client)
 
     def make_shm(self, client: int, fd: int) -> tuple[list[int], dict[str, Any]]:
         self.clients[client].append(fd)
@@ -102,8 +106,12 @@ class BookServer:
 class Running:
     """A daemon that serves; stop() ends it and waits."""
 
-    def __init__(self, planned: Plan, **instead: Callable[..., Any]) -> None:
+    def __init__(
+        self, planned: Plan, own: Own | None = None, **instead: Callable[..., Any]
+    ) -> None:
+        """own: who the daemon is in a cluster."""
         self.plan = planned
+        self._own = own
         self.tenants = {name: _opened(each) for name, each in planned.tenants.items()}
         only: Any = next(iter(self.tenants.values()))
         self.node, self.server = only.node, only.server  # of the only one, mostly
@@ -149,7 +157,7 @@ class Running:
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         log = open_log(self.plan.log_format, self.plan.log_level)
-        self.daemon = Daemon(self.plan, self.tenants, self.listeners, log, "9.9.9")
+        self.daemon = Daemon(self.plan, self.tenants, self.listeners, log, "9.9.9", own=self._own)
         await self.daemon.run(self._stop, self._ready.set)
 
 
@@ -159,9 +167,10 @@ def _opened(each: TenantPlan) -> Tenant:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, **flags: Any) -> Iterator[Running]:
-    """A daemon on folder/node.sock, with the options of `kvpool serve` as flags."""
-    daemon = Running(planned(folder, **flags))
+def serving(folder: Path, own: Own | None = None, **flags: Any) -> Iterator[Running]:
+    """A daemon on folder/node.sock, with the options of `kvpool serve` as flags. own: who it is in
+    a cluster."""
+    daemon = Running(planned(folder, **flags), own)
     try:
         yield daemon
     finally:
