@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from kvpool.cluster import answers
 from kvpool.cluster.access import Access, Login
@@ -36,6 +37,7 @@ from kvpool.cluster.answers import (
 from kvpool.cluster.http_post import Call, Endpoint, Resolver
 
 PAUSE_S = 0.05  # after every endpoint failed at once
+_NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
 _TRANSPORT = (OSError, http.client.HTTPException, ValueError)
 
 T = TypeVar("T")
@@ -116,9 +118,10 @@ class Gateway:
 
     def watch(self, prefix: str, revision: int) -> Watch:
         """What changes from that revision on. Look at its `cluster` before believing it."""
-        call = self._begin(time.monotonic() + self.timeout_s)
+        at = self._at
+        call = self._begin(time.monotonic() + self.timeout_s, at)
         try:
-            return Watch(self, call, prefix, revision)
+            return Watch(self, at, call, (prefix, revision))
         except BaseException:
             self._end(call)
             raise
@@ -201,24 +204,26 @@ class Gateway:
         """Whatever fails in the transport is an EtcdError."""
         try:
             yield
-        except http.client.BadStatusLine as error:
-            self._check_open(where)
-            raise NotGateway(
-                f"{where}: no HTTP is spoken there ({answers.said(str(error))}): another port, or"
-                " TLS, for which write https:// or set ca_file"
-            ) from None
         except _TRANSPORT as error:
-            self._check_open(where)
+            if self._is_closed:
+                raise Closed(f"{where}: closed from here") from None
+            text = answers.said(str(error) or repr(error))
+            if isinstance(error, http.client.BadStatusLine) and not isinstance(error, OSError):
+                raise NotGateway(
+                    f"{where}: no HTTP is spoken there ({text}): another port, or one with TLS, for"
+                    " which write https:// or set ca_file"
+                ) from None
+            if isinstance(error, ssl.SSLError) and error.reason in _NOT_TLS:
+                raise NotGateway(
+                    f"{where}: no TLS is spoken there ({text}): another port, or one without, for"
+                    " which write http:// and leave out ca_file"
+                ) from None
             # Some releases of etcd answer an old token by hanging up.
             self._login.forget()
-            raise Unanswered(f"{where}: {answers.said(str(error) or repr(error))}") from None
+            raise Unanswered(f"{where}: {text}") from None
 
-    def _check_open(self, where: str) -> None:
-        if self._is_closed:
-            raise Closed(f"{where}: closed from here")
-
-    def _begin(self, deadline: float, at: int | None = None) -> Call:
-        call = Call(self.endpoints[self._at if at is None else at], self._tls, deadline)
+    def _begin(self, deadline: float, at: int) -> Call:
+        call = Call(self.endpoints[at], self._tls, deadline)
         with self._guard:
             if self._is_closed:
                 raise Closed("closed from here")
@@ -240,11 +245,12 @@ class Gateway:
 class Watch:
     """Iterate: a Batch each time something changed. Ends by an EtcdError and in no other way."""
 
-    def __init__(self, gateway: Gateway, call: Call, prefix: str, revision: int) -> None:
+    def __init__(self, gateway: Gateway, at: int, call: Call, what: tuple[str, int]) -> None:
+        """what: a prefix, and the first revision that is of interest."""
+        prefix, revision = what
         self._gateway = gateway
         self._call = call
-        self._where = f"watch at {gateway.endpoint}"
-        at = gateway.endpoints.index(gateway.endpoint)
+        self._where = f"watch at {gateway.endpoints[at]}"
         if gateway._login.is_needed:
             gateway._log_in(at, time.monotonic() + gateway.timeout_s)
         request = {
@@ -261,7 +267,10 @@ class Watch:
         status = self._told(begin)
         if status != 200:
             answers.answer_of(self._where, status, self._told(call.body))
-        self.cluster = self._next().cluster  # its first message says no more than that it stands
+        first = self._next()
+        if not first.is_created or first.events:
+            raise EtcdError(f"{self._where}: it did not begin as a watch does")
+        self.cluster = first.cluster
         call.lift_deadline()
 
     def __iter__(self) -> Iterator[Batch]:
@@ -296,6 +305,3 @@ class Watch:
 def timeout_for(ttl_s: float) -> float:
     """So that a lease survives a few calls that nobody answered."""
     return min(1.0, max(0.3, ttl_s / 4))
-
-
-__all__: list[Any] = ["Gateway", "Watch", "timeout_for"]
