@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvpool import wire, wire_node
 from kvpool.address import host_and_port
+from kvpool.cluster.joined import Joined
 from kvpool.cluster.peer_link import Own
 from kvpool.errors import KvpoolError
 from kvpool.manifest import BLOCK_BYTES_MAX
@@ -54,6 +55,7 @@ QUICK_THREADS = 2
 SLOW_THREADS = 4
 STREAMS_PER_CLIENT_MAX = 96  # for blocks, and one for each wait() under way
 _DRAIN_SHARE = 0.25  # of the time for ending; the rest is for writing what is not on the SSD yet
+_LEAVE_SHARE = 0.25  # for telling the cluster
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -73,10 +75,10 @@ class Daemon:
         *,
         replan: Replan | None = None,
         web: Web | None = None,
-        own: Own | None = None,
+        joined: Joined | None = None,
     ) -> None:
-        """replan: gives the plan of the configuration as it is now, for reload(). own: who this
-        node is in its cluster, if it is in one."""
+        """replan: gives the plan of the configuration as it is now, for reload(). joined: this
+        node's part of its cluster, if it is in one; begun and closed with the daemon."""
         self.plan = plan
         self.tenants = tenants
         self.log = log
@@ -88,7 +90,8 @@ class Daemon:
         self._boot = secrets.token_bytes(16)  # tells one life of the daemon from the next
         self.clients = Clients(plan.clients_max, plan.server["max_sources"], tenants)
         self._handshakes = Handshakes()
-        self.peers = None if own is None else self._peers(own)
+        self.joined = joined
+        self.peers = None if joined is None else self._peers(joined.own)
         self._controls: dict[asyncio.Task[None], Client] = {}
         self._quick = ThreadPoolExecutor(QUICK_THREADS, "kvpool-quick")
         self._slow = ThreadPoolExecutor(SLOW_THREADS, "kvpool-slow")
@@ -165,15 +168,19 @@ class Daemon:
             tasks.append(asyncio.create_task(self.web.run(self)))
         self.is_ready = True
         ready()
+        if self.joined is not None:  # now that it listens: others may come as soon as they know it
+            await self._in_thread(self.joined.start)
         stopped = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
         finally:
+            end = asyncio.get_running_loop().time() + self.plan.drain_s
             stopped.cancel()
+            await self._leave()
             for each in tasks:
                 each.cancel()
             ended = await asyncio.gather(*tasks, return_exceptions=True)
-            await self._end()
+            await self._end(end)
         for error in ended:
             if isinstance(error, Exception):
                 raise error  # our bug: an acceptor ends by being cancelled, and no other way
@@ -182,10 +189,9 @@ class Daemon:
         """Takes over what has changed in the configuration. What is wrong with it is logged."""
         await self._reload.run()
 
-    async def _end(self) -> None:
+    async def _end(self, end: float) -> None:
         self.is_ready = False
         loop = asyncio.get_running_loop()
-        end = loop.time() + self.plan.drain_s
         self._listeners.close()
         await self._handshakes.end()
         tenants = self.tenants.values()
@@ -198,10 +204,22 @@ class Daemon:
         for each in tenants:
             each.pins.clear()
         await self._for_each([each.server.close for each in tenants])
+        if self.joined is not None:
+            await self._for_each([partial(self.joined.close, max(0.0, end - loop.time()))])
         left_s = max(0.0, end - loop.time())
         await self._for_each([partial(each.node.close, left_s) for each in tenants])
         for pool in (self._quick, self._slow):
             pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _leave(self) -> None:
+        """The cluster, while others are still served, who have not heard of it."""
+        if self.joined is None or self.peers is None:
+            return
+        self.peers.is_draining = True
+        (is_told,) = await self._for_each(
+            [partial(self.joined.leave, self.plan.drain_s * _LEAVE_SHARE)]
+        )
+        self.log.info("left the cluster", all_told=is_told)
 
     async def _for_each(self, calls: list[Callable[[], Any]]) -> list[Any]:
         """All at the same time: each may take as long as there is."""

@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from kvpool import _core, wire, wire_client, wire_proof
+from kvpool.cluster.joined import Joined
+from kvpool.cluster.member import Member
 from kvpool.cluster.peer_link import Own
+from kvpool.cluster.roster import Board, Roster
 from kvpool.daemon import Daemon
 from kvpool.errors import NoResource
 from kvpool.serve_config import load
@@ -103,6 +106,26 @@ class BookServer:
         self.is_closed = True
 
 
+class NoOthers:
+    """The membership of a node that is alone."""
+
+    def __init__(self, own: Own) -> None:
+        self.calls: list[str] = []
+        member = Member(own.node.hex(), own.incarnation, ("127.0.0.1:1",))
+        self.board = Board(Roster(0, member.id, (member,), 0))
+
+    def start(self) -> None:
+        self.calls.append("start")
+
+    def leave(self, timeout_s: float) -> bool:
+        self.calls.append("leave")
+        return True
+
+    def close(self, timeout_s: float) -> bool:
+        self.calls.append("close")
+        return True
+
+
 class Running:
     """A daemon that serves; stop() ends it and waits."""
 
@@ -154,10 +177,17 @@ class Running:
             self.listeners.close()
             self._ready.set()
 
+    def _joined(self) -> Joined | None:
+        if self._own is None:
+            return None
+        return Joined(self._own, {}, NoOthers(self._own), open_log("text", "error"))
+
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         log = open_log(self.plan.log_format, self.plan.log_level)
-        self.daemon = Daemon(self.plan, self.tenants, self.listeners, log, "9.9.9", own=self._own)
+        self.daemon = Daemon(
+            self.plan, self.tenants, self.listeners, log, "9.9.9", joined=self._joined()
+        )
         await self.daemon.run(self._stop, self._ready.set)
 
 

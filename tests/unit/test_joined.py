@@ -1,0 +1,143 @@
+"""What a daemon does about its cluster: whom it tells what, and that it ends in time."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvpool import wire
+from kvpool.address import TcpAddress
+from kvpool.cluster.joined import Joined
+from kvpool.cluster.member import DRAINING, Member
+from kvpool.cluster.peer_link import Own, dial
+from kvpool.cluster.roster import Roster
+from kvpool.errors import KvpoolError
+from kvpool.serve_log import open_log
+from tests.daemons import WAIT_S, NoOthers, connected, serving
+from tests.pools import wait_until
+from tests.unit.test_dialer import BookCore, node, target
+
+OWN = Own("prod", node(1), 100, "token of the cluster")
+US = Member(node(1).hex(), 100, ("127.0.0.1:1",), weight=2)
+THEM = Member(node(2).hex(), 200, ("127.0.0.1:1",))
+
+
+def roster(version: int, *members: Member) -> Roster:
+    return Roster(version, US.id, members, fingerprint=len(members))
+
+
+class Part:
+    """A daemon's part of a cluster, over a core that keeps books."""
+
+    def __init__(self, core: BookCore | None = None) -> None:
+        self.core = BookCore() if core is None else core
+        self.membership = NoOthers(OWN)
+        self.membership.board.put(roster(1))
+        log = open_log("text", "critical")
+        self.joined = Joined(OWN, {"default": self.core}, self.membership, log)
+
+    def show(self, version: int, *members: Member) -> None:
+        self.membership.board.put(roster(version, *members))
+
+
+def test_the_core_is_told_every_view_with_this_node_in_it() -> None:
+    part = Part()
+    part.joined.start()
+    part.show(2, THEM)  # not entered yet
+    part.show(3, US, THEM)
+    ours, theirs = (node(1), 100, 2, False), (node(2), 200, 1, False)
+    wait_until(lambda: part.core.members == [ours, theirs])
+    part.show(4, THEM)  # lost for a moment
+    part.show(5, US, replace(THEM, state=DRAINING))
+    wait_until(lambda: part.core.members == [ours, (*theirs[:3], True)])
+    part.joined.close(WAIT_S)
+    assert part.core.is_closed
+
+
+def test_a_view_that_changes_nothing_is_not_told_again() -> None:
+    part = Part()
+    part.joined.apply(roster(2, US, THEM))
+    part.core.members.clear()
+    part.joined.apply(roster(3, US, THEM))
+    assert part.core.members == []
+    part.joined.close(0)
+
+
+def test_members_that_are_wanted_are_dialled_where_the_view_says(tmp_path: Path) -> None:
+    own = replace(OWN, node=node(2), incarnation=200)
+    part = Part()
+    with serving(tmp_path, own, listen="127.0.0.1:0", log_level="error") as daemon:
+        part.joined.start()
+        part.show(2, US, replace(THEM, addresses=target(daemon).addresses))
+        wait_until(lambda: len(part.core.members) == 2)
+        part.core.wish(node(2), 2)
+        wait_until(lambda: part.core.count(node(2)) == 2)
+        part.joined.close(WAIT_S)
+
+
+class Refusing(BookCore):
+    """A core that is about to close."""
+
+    def leave(self, timeout_s: float) -> None:
+        raise KvpoolError("closing")
+
+
+def test_leaving_tells_those_who_look_for_members_first() -> None:
+    part = Part()
+    part.joined.start()
+    assert part.joined.leave(1.0)
+    assert part.membership.calls == ["start", "leave"]
+    assert part.core.has_left
+    part.joined.close(WAIT_S)
+    part.joined.close(WAIT_S)
+    assert part.membership.calls[-1] == "close"
+
+
+def test_who_could_not_tell_all_says_so() -> None:
+    part = Part(Refusing())
+    assert part.joined.leave(1.0) is False
+    part.joined.close(0)
+    late = Part()
+    assert late.joined.leave(0.0) is False
+    late.joined.close(0)
+
+
+def test_closing_one_that_never_began_takes_no_time() -> None:
+    part = Part()
+    begin = time.monotonic()
+    part.joined.close(WAIT_S)
+    assert time.monotonic() - begin < 1
+
+
+def test_a_daemon_enters_when_it_listens_and_leaves_before_it_ends(tmp_path: Path) -> None:
+    with serving(tmp_path, OWN, listen="127.0.0.1:0", log_level="error") as daemon:
+        assert daemon.daemon.joined is not None
+        membership = daemon.daemon.joined.membership
+        assert isinstance(membership, NoOthers)
+        wait_until(lambda: membership.calls == ["start"])
+    assert membership.calls == ["start", "leave", "close"]
+
+
+def test_a_daemon_that_is_leaving_still_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those who have not heard of it find it as it was, and are told that it goes."""
+    told = []
+
+    def leave(self: Joined, timeout_s: float) -> bool:
+        own = Own("prod", node(3), 1, OWN.token)
+        address = target(daemon).addresses[0].rpartition(":")
+        where = TcpAddress(address[0], int(address[2]))
+        sock, facts = dial(where, own, "", time.monotonic() + WAIT_S)
+        sock.close()
+        told.append(facts.is_draining)
+        with connected(daemon) as client:
+            client.sendall(wire.pack_hello({"kind": "control"}))
+            told.append(bool(client.recv(1)))
+        return True
+
+    monkeypatch.setattr(Joined, "leave", leave)
+    with serving(tmp_path, OWN, listen="127.0.0.1:0", log_level="error") as daemon:
+        pass
+    assert told == [True, True]
