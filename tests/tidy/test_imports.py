@@ -45,6 +45,7 @@ RANKS = {
         "serve_config",
         "serve_plan",
         "tenants",
+        "cluster",
         "serve_handshakes",
         "replay",
         "bench",
