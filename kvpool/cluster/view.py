@@ -22,6 +22,7 @@ from kvpool.cluster.names import Names
 
 GRACE_S = 2.0
 MEMBERS_MAX = 4096
+BAD_MAX = 64  # that are remembered by name
 POOL_BYTES_MAX = 64
 
 
@@ -55,6 +56,7 @@ class View:
         self._names = names
         self._own_id = own_id
         self._ttl_s = ttl_s
+        self._bad_before: dict[str, str] = {}
         self._cluster: int | None = None
         self._leaving: dict[str, float] = {}  # when it goes, unless it comes back
         self._thaw_at = -math.inf
@@ -93,7 +95,7 @@ class View:
         self.pool = pool or (None if is_other else self.pool)
         self._cluster, self.revision, self.is_following = found.cluster, found.revision, True
         self.heard(now)
-        self.bad.clear()
+        self._bad_before, self.bad = self.bad, {}
         changes = []
         there = set()
         for key, entry in found.entries.items():
@@ -139,9 +141,10 @@ class View:
                 raise BadEntry(f"there are {MEMBERS_MAX} members already")
             new = member_of(name, entry.value, entry.created)
         except BadEntry as error:
-            self.bad_seen += 1
-            if len(self.bad) < MEMBERS_MAX:
-                self.bad[name] = str(error)
+            reason = str(error)
+            self.bad_seen += reason not in (self.bad.get(name), self._bad_before.get(name))
+            if len(self.bad) < BAD_MAX:
+                self.bad[name] = reason
             return []  # who was there before it was spoiled is kept
         self.bad.pop(name, None)
         self._leaving.pop(name, None)

@@ -46,6 +46,7 @@ RANKS = {
         "serve_config",
         "serve_plan",
         "tenants",
+        "cluster",
         "serve_handshakes",
         "replay",
         "bench",
