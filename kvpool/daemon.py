@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any
 from kvpool import wire, wire_node
 from kvpool.address import host_and_port
 from kvpool.cluster.joined import Joined
-from kvpool.cluster.peer_link import Own
 from kvpool.errors import KvpoolError
 from kvpool.manifest import BLOCK_BYTES_MAX
 from kvpool.serve_clients import Clients, answers_of, serve_control
@@ -91,7 +90,7 @@ class Daemon:
         self.clients = Clients(plan.clients_max, plan.server["max_sources"], tenants)
         self._handshakes = Handshakes()
         self.joined = joined
-        self.peers = None if joined is None else self._peers(joined.own)
+        self.peers = None if joined is None else self._peers(joined)
         self._controls: dict[asyncio.Task[None], Client] = {}
         self._quick = ThreadPoolExecutor(QUICK_THREADS, "kvpool-quick")
         self._slow = ThreadPoolExecutor(SLOW_THREADS, "kvpool-slow")
@@ -124,15 +123,16 @@ class Daemon:
         needs_token = has_tenants or self._listeners.is_reachable
         return Identities(tenants, told.admin, os.geteuid(), needs_token=needs_token)
 
-    def _peers(self, own: Own) -> Peers:
+    def _peers(self, joined: Joined) -> Peers:
         is_asked = self._listeners.is_reachable or self.plan.has_tokens
         return Peers(
-            own,
+            joined.own,
             self.tenants,
             self.clients,
             self._in_thread,
             self.log,
             is_open=not is_asked and not self.plan.config.tenants,
+            met=joined.met,
         )
 
     @property

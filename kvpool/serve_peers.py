@@ -57,8 +57,10 @@ class Peers:
         log: EventLog,
         *,
         is_open: bool,
+        met: Callable[[bytes, int], None] = lambda node, incarnation: None,
     ) -> None:
-        """is_open: a cluster without a token may be joined by whoever reaches this node."""
+        """is_open: a cluster without a token may be joined by whoever reaches this node. met: told
+        in which life a node is, in a thread."""
         self.own = own
         self.is_draining = False
         self._tenants = tenants
@@ -66,6 +68,7 @@ class Peers:
         self._in_thread = in_thread
         self._log = log
         self._is_open = is_open
+        self._met = met
         self._known: dict[_Key, _Known] = {}
         self._sweep_at = _SWEPT_FROM
 
@@ -83,9 +86,11 @@ class Peers:
         heard()
         tenant = self._meant(hello)
         await self._sweep()
-        known, former = self._known_as(hello, peer, tenant)
+        known, former, is_new = self._known_as(hello, peer, tenant)
         known.making += 1
         try:
+            if is_new:
+                await self._in_thread(self._met, hello.node, hello.incarnation)
             if former is not None:
                 await self._drop(former)
             self._clients.require_sources(known.client, 1, STREAMS_PER_PEER_MAX)
@@ -155,8 +160,8 @@ class Peers:
 
     def _known_as(
         self, hello: wire.Hello, peer: Peer, tenant: Tenant
-    ) -> tuple[_Known, _Known | None]:
-        """The peer, and its former life, which is to be dropped."""
+    ) -> tuple[_Known, _Known | None, bool]:
+        """The peer, its former life, which is to be dropped, and whether it was not here before."""
         assert hello.node is not None  # of a peer
         key = tenant.name, hello.node
         former = self._known.get(key)
@@ -164,7 +169,7 @@ class Peers:
             text = "a later life of this node was here already: this one's state directory is old"
             raise wire.RefusedByPeer("node", text)
         if former is not None and former.incarnation == hello.incarnation:
-            return former, None
+            return former, None, False
         if former is None and len(self._known) >= PEERS_MAX:
             raise wire.RefusedByPeer("full", f"{PEERS_MAX} nodes are connected, the limit")
         number = tenant.server.add_client()
@@ -179,7 +184,7 @@ class Peers:
             peer=peer,
             tenant=tenant.name,
         )
-        return made, former
+        return made, former, True
 
     async def _sweep(self) -> None:
         """Drops those without a connection; now and then."""

@@ -107,23 +107,33 @@ class BookServer:
 
 
 class NoOthers:
-    """The membership of a node that is alone."""
+    """The place of a node that is alone among the members, until a test shows others."""
 
     def __init__(self, own: Own) -> None:
         self.calls: list[str] = []
         member = Member(own.node.hex(), own.incarnation, ("127.0.0.1:1",))
         self.board = Board(Roster(0, member.id, (member,), 0))
 
+    @property
+    def members(self) -> "NoOthers":
+        return self
+
+    @property
+    def roster(self) -> Roster:
+        return self.board.roster
+
+    def newer(self, version: int, timeout_s: float) -> Roster | None:
+        return self.board.newer(version, timeout_s)
+
     def start(self) -> None:
         self.calls.append("start")
 
-    def leave(self, timeout_s: float) -> bool:
-        self.calls.append("leave")
-        return True
+    def status(self) -> dict[str, Any]:
+        return {"kind": "none"}
 
-    def close(self, timeout_s: float) -> bool:
+    def close(self) -> None:
         self.calls.append("close")
-        return True
+        self.board.close()
 
 
 class Running:

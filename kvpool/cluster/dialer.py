@@ -15,7 +15,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from kvpool import wire
@@ -33,15 +33,17 @@ STREAMS_MAX = 8  # made for one wish
 WAIT_S = 1.0  # of a thread that looks for wishes, until it looks up
 _LULL_S = 0.1  # after wishes that are seen to already
 
+Met = Callable[[bytes, int], None]  # node, incarnation
 _Key = tuple[str, bytes]  # tenant, node
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a member is."""
+    """Where a member is. is_of_list: nobody but itself knows in which life."""
 
     incarnation: int
     addresses: tuple[str, ...]
+    is_of_list: bool = False
 
 
 @dataclass(slots=True)
@@ -70,9 +72,18 @@ class Dialer:
     """Of a daemon, for all of its tenants."""
 
     def __init__(
-        self, own: Own, cores: Mapping[str, Core], log: EventLog, *, dial_s: float = DIAL_S
+        self,
+        own: Own,
+        cores: Mapping[str, Core],
+        log: EventLog,
+        *,
+        dial_s: float = DIAL_S,
+        met: Met = lambda node, incarnation: None,
     ) -> None:
+        """met: told in which life a member of a list is, before the core gets a connection to it;
+        from a thread of this."""
         self._own = own
+        self._met = met
         self._cores = cores
         self._log = log
         self._dial_s = dial_s
@@ -232,11 +243,13 @@ class Dialer:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else error
             return f"{text}: {reason}"
         with sock:
-            if facts.incarnation != target.incarnation:
+            if facts.incarnation != target.incarnation and not target.is_of_list:
                 lives = f"it lives its incarnation {facts.incarnation}"
                 return f"{text}: {lives}, and {target.incarnation} was meant"
             try:
-                self._cores[tenant].add_stream(node, target.incarnation, sock.detach())
+                if facts.incarnation != target.incarnation:
+                    self._met(node, facts.incarnation)
+                self._cores[tenant].add_stream(node, facts.incarnation, sock.detach())
             except KvpoolError as error:
                 return f"{text}: {error}"
         return ""

@@ -14,93 +14,121 @@ import contextlib
 import threading
 import time
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from kvpool.cluster.core import Core, Vote
 from kvpool.cluster.dialer import Dialer, Target
 from kvpool.cluster.member import DRAINING, Member
 from kvpool.cluster.peer_link import Own
-from kvpool.cluster.roster import Board, Roster
+from kvpool.cluster.roster import Roster
+from kvpool.cluster.static_members import LIST_INCARNATION
 from kvpool.errors import KvpoolError
 from kvpool.serve_log import EventLog
 
 _LOOK_S = 0.5  # of the thread that follows the members, until it looks whether to end
 
 
-class Membership(Protocol):
+class Members(Protocol):
     """Who keeps this node among the members, and knows the others."""
 
     @property
-    def board(self) -> Board: ...
+    def roster(self) -> Roster: ...
+    def newer(self, version: int, timeout_s: float) -> Roster | None: ...
     def start(self) -> None: ...
-    def leave(self, timeout_s: float) -> bool:
-        """Takes this node's entry away. False: nobody confirmed it in time; it runs out."""
+    def status(self) -> dict[str, Any]: ...
+    def close(self) -> None:
+        """Leaves; in its own time."""
         ...
 
-    def close(self, timeout_s: float) -> bool: ...
+
+class Place(Protocol):
+    """This node's place among the members, and what it keeps on disk for it."""
+
+    @property
+    def members(self) -> Members: ...
+    def close(self) -> None: ...
 
 
 class Joined:
-    """A daemon's part of its cluster. cores: by the names of tenants; they are closed with it."""
+    """A daemon's part of its cluster. cores: by the names of tenants. All of it is closed with it.
 
-    def __init__(
-        self, own: Own, cores: Mapping[str, Core], membership: Membership, log: EventLog
-    ) -> None:
+    From a list nobody knows in which life a member is: that is taken from the member itself, when
+    one meets the other (met()).
+    """
+
+    def __init__(self, own: Own, cores: Mapping[str, Core], place: Place, log: EventLog) -> None:
         self.own = own
         self.cores = cores
-        self.membership = membership
-        self.dialer = Dialer(own, cores, log)
+        self.members = place.members
+        self.dialer = Dialer(own, cores, log, met=self.met)
+        self._place = place
         self._log = log
         self._is_ended = False
+        self._turn = threading.Lock()  # guards what follows, and the order in which views are told
+        self._roster: Roster | None = None  # that was taken over
         self._applied: tuple[Vote, ...] = ()
-        self._follower = threading.Thread(target=self._follow, name="kvpool-members", daemon=True)
-
-    @property
-    def roster(self) -> Roster:
-        """The newest."""
-        return self.membership.board.roster
+        self._lives = {own.node: own.incarnation}  # of members of a list that were met
+        self._follower = threading.Thread(target=self._follow, name="kvpool-roster", daemon=True)
+        self._leaver = threading.Thread(target=self._leave, name="kvpool-leave", daemon=True)
 
     def start(self) -> None:
         """Others may connect from now on: this node listens already."""
         self.dialer.start()
         self._follower.start()
-        self.membership.start()
+        self.members.start()
 
     def leave(self, timeout_s: float) -> bool:
         """Says goodbye, while everything still works: first to those who look for members, then to
-        those who look for blocks. False: not all of them heard it."""
+        those who look for blocks. False: not all of them have heard it."""
         deadline = time.monotonic() + timeout_s
-        is_told = self.membership.leave(timeout_s)
+        self._is_ended = True
+        self._leaver.start()
+        self._leaver.join(timeout_s / 2)
         for each in self.cores.values():
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                return False
             try:
-                each.leave(left_s)
+                each.leave(max(0.0, deadline - time.monotonic()))
             except KvpoolError as error:
                 self._log.warning("leave not told", reason=error)
-                is_told = False
-        return is_told
+                return False
+        self._leaver.join(max(0.0, deadline - time.monotonic()))
+        return not self._leaver.is_alive()
 
     def close(self, timeout_s: float) -> None:
         """Idempotent. Whatever is still under way after that time harms nobody."""
         deadline = time.monotonic() + timeout_s
         self._is_ended = True
-        self.membership.board.close()
         self.dialer.stop()
         for each in self.cores.values():
             with contextlib.suppress(KvpoolError):
                 each.close(max(0.0, deadline - time.monotonic()))
-        self.membership.close(max(0.0, deadline - time.monotonic()))
+        if self._leaver.ident is None:
+            self._leaver.start()
+        for thread in (self._leaver, self._follower):
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline - time.monotonic()))
         self.dialer.close(max(0.0, deadline - time.monotonic()))
-        if self._follower.ident is not None:
-            self._follower.join(max(0.0, deadline - time.monotonic()))
+
+    def met(self, node: bytes, incarnation: int) -> None:
+        """A member has said, and proved, in which life it is. Raises KvpoolError."""
+        with self._turn:
+            roster = self._roster
+            if roster is None or self._lives.get(node, 0) >= incarnation:
+                return
+            member = roster.member(node.hex())
+            if member is not None and member.incarnation == LIST_INCARNATION:
+                self._lives[node] = incarnation
+                self._apply(roster)
+
+    def _leave(self) -> None:
+        try:
+            self._place.close()
+        except Exception as error:  # the process ends, and what is kept for it with it
+            self._log.error("members not left", reason=repr(error))
 
     def _follow(self) -> None:
-        board = self.membership.board
         version = -1
         while not self._is_ended:
-            roster = board.newer(version, _LOOK_S)
+            roster = self.members.newer(version, _LOOK_S)
             if roster is None:
                 continue
             version = roster.version
@@ -113,10 +141,27 @@ class Joined:
         """Tells the core and the dialer, if this node is one of the members. Raises KvpoolError."""
         if roster.member(self.own.node.hex()) is None:
             return
-        votes = tuple(_vote(each) for each in roster.members)
-        others = [each for each in roster.members if each.id != self.own.node.hex()]
+        with self._turn:
+            self._roster = roster
+            self._lives = {
+                id: life for id, life in self._lives.items() if roster.member(id.hex()) is not None
+            }
+            self._apply(roster)
+
+    def _apply(self, roster: Roster) -> None:
+        members = {bytes.fromhex(each.id): each for each in roster.members}
+        lives = {id: self._life(id, each) for id, each in members.items()}
         # The dialer first: the core wishes for connections as soon as it knows whom to ask.
-        self.dialer.set_targets({bytes.fromhex(each.id): _target(each) for each in others})
+        self.dialer.set_targets(
+            {
+                id: Target(lives[id], each.addresses, each.incarnation == LIST_INCARNATION)
+                for id, each in members.items()
+                if id != self.own.node
+            }
+        )
+        votes = tuple(
+            (id, lives[id], each.weight, each.state == DRAINING) for id, each in members.items()
+        )
         if votes == self._applied:
             return
         for core in self.cores.values():
@@ -124,11 +169,7 @@ class Joined:
         self._applied = votes
         self._log.info("members", count=len(votes), fingerprint=f"{roster.fingerprint:016x}")
 
-
-def _vote(member: Member) -> Vote:
-    is_draining = member.state == DRAINING
-    return bytes.fromhex(member.id), member.incarnation, member.weight, is_draining
-
-
-def _target(member: Member) -> Target:
-    return Target(member.incarnation, member.addresses)
+    def _life(self, id: bytes, member: Member) -> int:
+        if member.incarnation == LIST_INCARNATION:
+            return self._lives.get(id, LIST_INCARNATION)
+        return member.incarnation

@@ -1,5 +1,6 @@
 """What a daemon does about its cluster: whom it tells what, and that it ends in time."""
 
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from kvpool.cluster.joined import Joined
 from kvpool.cluster.member import DRAINING, Member
 from kvpool.cluster.peer_link import Own, dial
 from kvpool.cluster.roster import Roster
+from kvpool.cluster.static_members import LIST_INCARNATION
 from kvpool.errors import KvpoolError
 from kvpool.serve_log import open_log
 from tests.daemons import WAIT_S, NoOthers, connected, serving
@@ -87,20 +89,71 @@ def test_leaving_tells_those_who_look_for_members_first() -> None:
     part = Part()
     part.joined.start()
     assert part.joined.leave(1.0)
-    assert part.membership.calls == ["start", "leave"]
+    assert part.membership.calls == ["start", "close"]
     assert part.core.has_left
     part.joined.close(WAIT_S)
-    part.joined.close(WAIT_S)
-    assert part.membership.calls[-1] == "close"
+    assert part.membership.calls == ["start", "close"]
 
 
 def test_who_could_not_tell_all_says_so() -> None:
     part = Part(Refusing())
     assert part.joined.leave(1.0) is False
     part.joined.close(0)
-    late = Part()
-    assert late.joined.leave(0.0) is False
-    late.joined.close(0)
+
+
+class Slow(NoOthers):
+    """As with an etcd that does not answer."""
+
+    def __init__(self, own: Own) -> None:
+        super().__init__(own)
+        self.goes_on = threading.Event()
+
+    def close(self) -> None:
+        assert self.goes_on.wait(WAIT_S)
+        super().close()
+
+
+def test_an_etcd_that_does_not_answer_holds_up_nothing() -> None:
+    place = Slow(OWN)
+    core = BookCore()
+    joined = Joined(OWN, {"default": core}, place, open_log("text", "critical"))
+    joined.start()
+    begin = time.monotonic()
+    assert joined.leave(0.2) is False
+    assert core.has_left  # the other half of the time was for this
+    joined.close(0.1)
+    assert time.monotonic() - begin < 2
+    place.goes_on.set()
+
+
+def test_a_member_of_a_list_says_itself_in_which_life_it_is() -> None:
+    part = Part()
+    listed = [replace(each, incarnation=LIST_INCARNATION) for each in (US, THEM)]
+    part.joined.met(node(2), 7)  # before there is any view
+    part.joined.apply(roster(2, *listed))
+    assert [each[1] for each in part.core.members] == [100, LIST_INCARNATION]
+    part.joined.met(node(2), 200)
+    assert [each[1] for each in part.core.members] == [100, 200]
+    for node_id, life in ((node(2), 199), (node(3), 5)):  # an earlier life; no member
+        part.joined.met(node_id, life)
+    assert [each[1] for each in part.core.members] == [100, 200]
+    part.joined.close(WAIT_S)
+
+
+def test_members_of_a_list_are_met_by_dialling(tmp_path: Path) -> None:
+    own = replace(OWN, node=node(2), incarnation=200)
+    part = Part()
+    with serving(tmp_path, own, listen="127.0.0.1:0", log_level="error") as daemon:
+        listed = [replace(each, incarnation=LIST_INCARNATION) for each in (US, THEM)]
+        listed[1] = replace(listed[1], addresses=target(daemon).addresses)
+        part.joined.start()
+        part.show(2, *listed)
+        wait_until(lambda: len(part.core.members) == 2)
+        part.core.wish(node(2))
+        wait_until(lambda: part.core.count(node(2)) == 1)
+        assert [each[1] for each in part.core.members] == [100, 200]
+        assert part.core.failed == []
+        part.joined.close(WAIT_S)
 
 
 def test_closing_one_that_never_began_takes_no_time() -> None:
@@ -113,10 +166,10 @@ def test_closing_one_that_never_began_takes_no_time() -> None:
 def test_a_daemon_enters_when_it_listens_and_leaves_before_it_ends(tmp_path: Path) -> None:
     with serving(tmp_path, OWN, listen="127.0.0.1:0", log_level="error") as daemon:
         assert daemon.daemon.joined is not None
-        membership = daemon.daemon.joined.membership
+        membership = daemon.daemon.joined.members
         assert isinstance(membership, NoOthers)
         wait_until(lambda: membership.calls == ["start"])
-    assert membership.calls == ["start", "leave", "close"]
+    assert membership.calls == ["start", "close"]
 
 
 def test_a_daemon_that_is_leaving_still_gives(
