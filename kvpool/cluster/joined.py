@@ -119,6 +119,16 @@ class Joined:
                 self._lives[node] = incarnation
                 self._apply(roster)
 
+    @property
+    def roster(self) -> Roster:
+        """The newest."""
+        return self.members.roster
+
+    def life_of(self, member: Member) -> int:
+        """As far as is known."""
+        with self._turn:
+            return self._life(bytes.fromhex(member.id), member)
+
     def _leave(self) -> None:
         try:
             self._place.close()

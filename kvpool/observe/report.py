@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from kvpool.observe.cluster import Cluster, cut_nodes
 from kvpool.types import Miss, Put, Reason
 
 LEASE_AGES_S = (1, 10, 60, 600)  # upper bounds; the last group has none
@@ -163,6 +164,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     budget_bytes: int  # of DRAM, for all tenants together
     tenants: list[Tenant]
     refused: dict[str, int]  # connections that belong to no tenant, by reason; {} for a tenant
+    cluster: Cluster | None = None  # where it is in one; a tenant sees its part
 
 
 def as_json(report: Report) -> bytes:
@@ -177,10 +179,14 @@ def as_json_within(report: Report, bytes_max: int) -> bytes:
     an answer could rely on.
     """
     kept = max((len(each.namespaces) + len(each.clients) for each in report.tenants), default=0)
+    if report.cluster is not None:
+        kept = max(kept, len(report.cluster.nodes))
     while len(data := as_json(report)) > bytes_max and kept:
         kept = kept * 3 // 4
         report = msgspec.structs.replace(
-            report, tenants=[_cut(each, kept) for each in report.tenants]
+            report,
+            tenants=[_cut(each, kept) for each in report.tenants],
+            cluster=None if report.cluster is None else cut_nodes(report.cluster, kept),
         )
     return data
 

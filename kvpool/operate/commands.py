@@ -6,6 +6,7 @@ import typer
 
 from kvpool.operate import (
     change_cli,
+    cluster_cli,
     config_cli,
     doctor_cli,
     explain_cli,
@@ -26,6 +27,8 @@ def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel=_WATCH)(stat_cli.stat)
     app.command(rich_help_panel=_WATCH)(top_cli.top)
     app.command(rich_help_panel=_WATCH)(explain_cli.explain)
+    for each in ("nodes", "locate"):
+        app.command(rich_help_panel=_WATCH)(getattr(cluster_cli, each))
     for each in ("drop", "resize", "trim", "reload", "pin", "unpin", "pins"):
         app.command(rich_help_panel=_CHANGE)(getattr(change_cli, each))
     for each in ("put", "get", "rm"):
