@@ -18,7 +18,6 @@ from kvpool.observe.cluster import BREAKERS, Cluster, Directory, Link, Node
 
 PEERS_MAX = 64  # members with series, for each tenant
 OTHER = "other"
-_ID_DIGITS = 12
 
 Named = tuple[str, str, str]  # name, HELP, field
 
@@ -150,7 +149,7 @@ class ClusterSeries:
             labels=[*labels, "state"],
         )
         for node, link in self._shown(cluster, tenant):
-            key = [link.tenant, node.id[:_ID_DIGITS]]
+            key = [link.tenant, node.id]
             _add(gauges, LINK_GAUGES, key, link)
             _add(counters, LINK_COUNTERS, key, link)
             moved.add_metric([*key, "in"], link.bytes_in)

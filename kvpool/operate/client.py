@@ -248,6 +248,8 @@ class Operator:
     def _checked(self, op: str) -> Iterator[None]:
         try:
             yield
+        except KvpoolError:  # what the daemon said; some of them are ValueErrors too
+            raise
         except (KeyError, TypeError, ValueError, msgspec.MsgspecError) as error:
             raise KvpoolError(
                 f"{self.where}: the answer to {op!r} is none that this version reads"

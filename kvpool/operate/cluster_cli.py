@@ -82,9 +82,9 @@ def _show_nodes(found: Cluster) -> None:
 
     out = show.table(
         "",
-        *("node", "address", "state", "up", "weight", "way", "conns", "latency"),
+        *("node", "address", "state", "up", "weight", "breaker", "conns", "latency"),
         *("fetched", "given", "failed"),
-        left=("address", "state", "way"),
+        left=("address", "state", "breaker"),
     )
     now_ns = time.time_ns()
     for each in found.nodes:
@@ -105,7 +105,7 @@ def _cells(node: Node, now_ns: int) -> Iterator[str]:
     from kvpool.operate import show
 
     yield node.id[:ID_DIGITS]
-    yield f"{node.address} ({node.host})" if node.host else node.address
+    yield node.address
     yield f"{node.state}, this one" if node.is_own else node.state
     is_met = node.incarnation >= _MET_NS
     yield show.duration((now_ns - node.incarnation) / 1e9) if is_met else "-"
@@ -124,18 +124,17 @@ def _cells(node: Node, now_ns: int) -> Iterator[str]:
 
 
 def _worst(node: Node) -> str:
-    """Of all tenants' ways to a member."""
+    """Of the breakers of all tenants."""
+    from kvpool.observe.cluster import BREAKERS
+
     states = {each.breaker for each in node.links}
-    for state, told in (("open", "shut"), ("half_open", "tried"), ("closed", "open")):
-        if state in states:
-            return told
-    return "-"
+    return next((each for each in reversed(BREAKERS) if each in states), "-").replace("_", " ")
 
 
 def _remarks(found: Cluster) -> Iterator[str]:
     """What an operator has to know, worst first."""
     if found.is_replaced:
-        yield "\nanother process has this node's id: others do not find it; was its state_dir copied?"
+        yield "\nanother process has this node's id, and others find that: was a state_dir copied?"
     elif not found.is_entered:
         yield "\nthis node does not stand in the list yet: its log says what etcd answers"
     if found.is_frozen:

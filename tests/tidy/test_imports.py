@@ -55,6 +55,7 @@ RANKS = {
         "serve_control",
         "serve_clients",
         "serve_listen",
+        "serve_nodes",
         "serve_peers",
         "serve_pins",
         "serve_report",

@@ -369,7 +369,7 @@ def test_silent_peers_keep_nobody_out(daemon: Running) -> None:
         each.sendall(said)  # and never a proof
     begin = time.monotonic()
     dialled(daemon)[0].close()
-    assert time.monotonic() - begin < wire.HANDSHAKE_S
+    assert time.monotonic() - begin < 2 * wire.HANDSHAKE_S
     for each in silent:
         each.close()
 
