@@ -1,6 +1,6 @@
 """What a membership writes to the daemon's log.
 
-Promises:  1. etcd being away is told once, and again each REPEAT_S, whatever number of calls failed;
+Promises:  1. etcd being away is told once, and again each REPEAT_S, however many calls failed;
            2. nothing that other members, or who writes to etcd, can cause is told without a bound.
 Thread rule: any thread; nothing here is called with a lock held that others wait for.
 """
