@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -97,7 +98,7 @@ class Told:
     def bug(self, part: str) -> None:
         """In an except clause."""
         with self._turn:
-            logging.getLogger("kvpool.serve").exception("membership failed by a bug: %s", part)
+            self._log.error("membership failed by a bug", part=part, exc=traceback.format_exc())
 
 
 def _fields(member: Member) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from tests.cluster.etcd import Etcd, is_installed
 @pytest.fixture(scope="session", autouse=True)
 def _etcd_is_there() -> None:
     if not is_installed():
-        pytest.skip("etcd and etcdctl are not installed")
+        pytest.skip("etcd is not installed")
 
 
 @pytest.fixture

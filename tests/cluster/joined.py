@@ -19,8 +19,8 @@ from kvpool.cluster.view import Change, Kind
 from kvpool.serve_log import EventLog
 from tests.cluster.etcd import Etcd
 
-TTL_S = 2
-LATE_S = 20.0  # a wait that takes so long has failed
+TTL_S = 3
+LATE_S = 60.0  # a wait that takes so long has failed
 NAMES = Names("/kvpool", "one")
 
 
