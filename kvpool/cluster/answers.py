@@ -11,7 +11,7 @@ import base64
 import binascii
 import json
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 from kvpool.errors import KvpoolError, shown
 
@@ -139,30 +139,29 @@ def answer_of(where: str, status: int, body: bytes) -> Map:
         result = answer.get("result", answer)
         return _is_map(where, "answer", result)
     # 3.4 has {"error": text, "code": n}, a stream {"error": {"grpc_code": n, "message": text}}.
-    inner = error if isinstance(error, dict) else answer
-    refuse(where, inner, status)
+    raise refusal(where, error if isinstance(error, dict) else answer, status)
 
 
-def refuse(where: str, inner: Map, status: int = 200) -> NoReturn:
-    """Raises what an error of etcd is to whoever asked."""
+def refusal(where: str, inner: Map, status: int = 200) -> EtcdError:
+    """What an error of etcd is to whoever asked."""
     code = inner.get("code", inner.get("grpc_code", 0))
     text = inner.get("message", inner.get("error", ""))
     told = said(text if isinstance(text, str) and text else json.dumps(inner))
     if code == _UNAUTHENTICATED or any(words in told for words in _STALE):
-        raise StaleToken(f"{where}: {told}")
+        return StaleToken(f"{where}: {told}")
     if _AUTH_OFF in told:
-        raise AuthIsOff(f"{where}: {told}")
+        return AuthIsOff(f"{where}: {told}")
     if _NO_USER in told:
-        raise Denied(f"{where}: {told}: it asks who is there; set user and password_file")
+        return Denied(f"{where}: {told}: it asks who is there; set user and password_file")
     if code == _DENIED or "permission denied" in told:
-        raise Denied(f"{where}: {told}: the user needs a role that may read and write the prefix")
+        return Denied(f"{where}: {told}: the user needs a role that may read and write the prefix")
     if "authentication failed" in told:
-        raise Denied(f"{where}: {told}")
+        return Denied(f"{where}: {told}")
     if code == _NOT_FOUND and "lease" in told:
-        raise LeaseGone(f"{where}: {told}")
+        return LeaseGone(f"{where}: {told}")
     if code in _ELSEWHERE or status == 503 or "no leader" in told:
-        raise Unanswered(f"{where}: {told}")
-    raise EtcdError(f"{where}: {told}")
+        return Unanswered(f"{where}: {told}")
+    return EtcdError(f"{where}: {told}")
 
 
 def _json(where: str, status: int, body: bytes) -> Map:
@@ -228,7 +227,7 @@ def batch_of(where: str, line: bytes) -> Batch:
     answer = _json(where, 200, line)
     error = answer.get("error")
     if error is not None:
-        refuse(where, error if isinstance(error, dict) else answer)
+        raise refusal(where, error if isinstance(error, dict) else answer)
     result = _is_map(where, "result", answer.get("result"))
     cluster, revision = header_of(where, result)
     if compacted := number(where, result, "compact_revision"):

@@ -21,6 +21,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from kvpool.cluster.answers import Closed, EtcdError, Found, LeaseGone
@@ -164,7 +165,7 @@ class Membership:
                 self._nudge.clear()
                 continue
             moves = self._gateway.moves
-            self._part("lease", lambda: self._do(command))
+            self._part("lease", partial(self._do, command))
             if self._gateway.moves != moves:
                 self._cut_watch()
 

@@ -144,8 +144,9 @@ class _CheckedCluster:
             )
         has_files = told.ca_file is not None or told.cert_file is not None
         if "http" in schemes and has_files:
-            raise BadArgument(f"{label} says http://, but there is a ca_file or cert_file; leave out"
-                              " one of them")  # fmt: skip
+            raise BadArgument(
+                f"{label} says http://, but there is a ca_file or cert_file; leave out one of them"
+            )
         return tuple(found), "https" in schemes or has_files
 
     def static(self) -> tuple[str, ...]:

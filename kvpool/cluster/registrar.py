@@ -1,7 +1,7 @@
 """What to do next so that this node stands in etcd. Touches nothing: it is fed answers and times.
 
-Promises:  1. the lease is taken to run from when its request was *sent*: held() is never true of one
-              that etcd has given up;
+Promises:  1. the lease is taken to run from when its request was *sent*: is_held() is never true of
+              one that etcd has given up;
            2. silence proves nothing: it asks on, slower each time, but never slower than a third of
               the ttl;
            3. two processes with one id do not fight: the older one stops, and says so.

@@ -1,6 +1,6 @@
 """What a membership writes to the daemon's log.
 
-Promises:  1. etcd being away is told once, and again each REPEAT_S, whatever number of calls failed;
+Promises:  1. etcd being away is told once, and again each REPEAT_S, however many calls failed;
            2. nothing that other members, or who writes to etcd, can cause is told without a bound.
 Thread rule: any thread; nothing here is called with a lock held that others wait for.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -97,7 +98,7 @@ class Told:
     def bug(self, part: str) -> None:
         """In an except clause."""
         with self._turn:
-            logging.getLogger("kvpool.serve").exception("membership failed by a bug: %s", part)
+            self._log.error("membership failed by a bug", part=part, exc=traceback.format_exc())
 
 
 def _fields(member: Member) -> dict[str, Any]:
