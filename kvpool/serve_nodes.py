@@ -5,14 +5,26 @@ Thread rule: every function from any thread but the event loop's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from kvpool.cluster.joined import Joined
 from kvpool.observe import cluster as model
+from kvpool.tenants.tenant import Tenant
+
+Given = Mapping[tuple[str, bytes], int]  # tenant, node: bytes that it got by its own connections
 
 
-def cluster_of(joined: Joined) -> model.Cluster:
+def given_of(tenants: Iterable[Tenant], numbers: Mapping[tuple[str, bytes], int]) -> Given:
+    """numbers: of the peers in the servers of these tenants."""
+    counted = {
+        (tenant.name, each["number"]): int(each["bytes_out"])
+        for tenant in tenants
+        for each in tenant.server.clients()
+    }
+    return {key: counted.get((key[0], number), 0) for key, number in numbers.items()}
+
+
+def cluster_of(joined: Joined, given: Given) -> model.Cluster:
     """All of it."""
     roster = joined.roster
     links: dict[str, list[model.Link]] = {}
@@ -20,7 +32,8 @@ def cluster_of(joined: Joined) -> model.Cluster:
     for tenant, core in joined.cores.items():
         directories.append(model.directory_of(tenant, core.stats()))
         for each in core.peers():
-            links.setdefault(_hex(each), []).append(model.link_of(tenant, each))
+            bytes_out = given.get((tenant, each["id"]), 0)
+            links.setdefault(each["id"].hex(), []).append(model.link_of(tenant, each, bytes_out))
     own = joined.own.node.hex()
     nodes = [
         model.Node(
@@ -49,8 +62,3 @@ def cluster_of(joined: Joined) -> model.Cluster:
         nodes=nodes,
         directories=directories,
     )
-
-
-def _hex(counted: Mapping[str, Any]) -> str:
-    id = counted.get("id", b"")
-    return id.hex() if isinstance(id, bytes) else str(id)

@@ -22,7 +22,7 @@ from kvpool.errors import BadArgument, NotAllowed
 from kvpool.manifest import Manifest
 from kvpool.observe import cluster, report
 from kvpool.serve_control import Operation
-from kvpool.serve_nodes import cluster_of
+from kvpool.serve_nodes import cluster_of, given_of
 from kvpool.serve_report import label_of, prefix_of, reuse_of, tenant_of
 from kvpool.tenants.tenant import Client, Tenant
 from kvpool.wire import Map
@@ -84,10 +84,12 @@ class Observer:
 
     def cluster(self, tenant: Tenant | None = None) -> cluster.Cluster | None:
         """None: this node is in none."""
-        joined = self._daemon.joined
-        if joined is None:
+        joined, peers = self._daemon.joined, self._daemon.peers
+        if joined is None or peers is None:
             return None
-        return cluster.part_of(cluster_of(joined), None if tenant is None else tenant.name)
+        given = given_of(self._daemon.tenants.values(), peers.numbers())
+        told = cluster_of(joined, given)
+        return cluster.part_of(told, None if tenant is None else tenant.name)
 
     def hottest(self, count: int, tenant: Tenant | None = None) -> list[dict[str, Any]]:
         """The ends of prefixes in use, hottest first."""

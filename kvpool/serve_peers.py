@@ -75,6 +75,10 @@ class Peers:
     def __len__(self) -> int:
         return len(self._known)
 
+    def numbers(self) -> dict[tuple[str, bytes], int]:
+        """(tenant, node) -> number in the tenant's server. From any thread."""
+        return {key: each.client.number for key, each in list(self._known.items())}
+
     async def begin(
         self, sock: socket.socket, hello: wire.Hello, peer: Peer, heard: Callable[[], None]
     ) -> None:

@@ -66,7 +66,7 @@ class Joined:
         self._is_ended = False
         self._turn = threading.Lock()  # guards what follows, and the order in which views are told
         self._roster: Roster | None = None  # that was taken over
-        self._applied: tuple[Vote, ...] = ()
+        self._applied: list[Vote] = []
         self._lives = {own.node: own.incarnation}  # of members of a list that were met
         self._follower = threading.Thread(target=self._follow, name="kvpool-roster", daemon=True)
         self._leaver = threading.Thread(target=self._leave, name="kvpool-leave", daemon=True)
@@ -84,14 +84,15 @@ class Joined:
         self._is_ended = True
         self._leaver.start()
         self._leaver.join(timeout_s / 2)
+        is_told = True
         for each in self.cores.values():
             try:
-                each.leave(max(0.0, deadline - time.monotonic()))
+                is_told &= each.leave(max(0.0, deadline - time.monotonic()))
             except KvpoolError as error:
                 self._log.warning("leave not told", reason=error)
-                return False
+                is_told = False
         self._leaver.join(max(0.0, deadline - time.monotonic()))
-        return not self._leaver.is_alive()
+        return is_told and not self._leaver.is_alive()
 
     def close(self, timeout_s: float) -> None:
         """Idempotent. Whatever is still under way after that time harms nobody."""
@@ -169,9 +170,9 @@ class Joined:
                 if id != self.own.node
             }
         )
-        votes = tuple(
+        votes = [
             (id, lives[id], each.weight, each.state == DRAINING) for id, each in members.items()
-        )
+        ]
         if votes == self._applied:
             return
         for core in self.cores.values():

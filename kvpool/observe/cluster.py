@@ -27,7 +27,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     streams: int
     latency_us: float  # to the first byte of an answer, smoothed; 0: none yet
     bytes_in: int  # payload fetched from there
-    bytes_out: int
+    bytes_out: int  # given to it on its own connections, all of them
     fetched_blocks: int
     failed: int  # requests
     in_flight_bytes: int
@@ -79,15 +79,15 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     directories: list[Directory]
 
 
-def link_of(tenant: str, counted: Mapping[str, Any]) -> Link:
-    """From one entry of the core's peers()."""
+def link_of(tenant: str, counted: Mapping[str, Any], bytes_out: int) -> Link:
+    """From one entry of the core's peers(), and what the member has got from this node's server."""
     return Link(
         tenant=tenant,
         breaker=str(counted.get("breaker", BREAKERS[0])),
         streams=int(counted.get("streams", 0)),
         latency_us=float(counted.get("latency_us", 0)),
         bytes_in=int(counted.get("bytes_in", 0)),
-        bytes_out=int(counted.get("bytes_out", 0)),
+        bytes_out=bytes_out,
         fetched_blocks=int(counted.get("fetched_blocks", 0)),
         failed=int(counted.get("failed", 0)),
         in_flight_bytes=int(counted.get("in_flight_bytes", 0)),
@@ -99,15 +99,15 @@ def directory_of(tenant: str, counted: Mapping[str, Any]) -> Directory:
     return Directory(
         tenant=tenant,
         slots=int(counted.get("slots_owned", 0)),
-        keys=int(counted.get("directory_entries", 0)),
+        keys=int(counted.get("directory_keys", 0)),
         bytes=int(counted.get("directory_bytes", 0)),
         evicted=int(counted.get("directory_evicted", 0)),
         is_told=bool(counted.get("is_told", False)),
-        queued=int(counted.get("queued", 0)),
-        published=int(counted.get("published", 0)),
-        withdrawn=int(counted.get("withdrawn", 0)),
-        announced=int(counted.get("announced", 0)),
-        lost=int(counted.get("lost", 0)) + int(counted.get("overflows", 0)),
+        queued=int(counted.get("told_queued", 0)),
+        published=int(counted.get("told_published", 0)),
+        withdrawn=int(counted.get("told_withdrawn", 0)),
+        announced=int(counted.get("told_announced", 0)),
+        lost=int(counted.get("told_lost", 0)) + int(counted.get("told_overflows", 0)),
     )
 
 

@@ -82,16 +82,16 @@ def cluster(*nodes: model.Node, tenants: tuple[str, ...] = ("default",)) -> mode
                 each,
                 {
                     "slots_owned": 21_845,
-                    "directory_entries": 1001,
+                    "directory_keys": 1001,
                     "directory_bytes": 64_064,
                     "directory_evicted": 3,
                     "is_told": True,
-                    "queued": 5,
-                    "published": 77,
-                    "withdrawn": 11,
-                    "announced": 40,
-                    "lost": 1,
-                    "overflows": 1,
+                    "told_queued": 5,
+                    "told_published": 77,
+                    "told_withdrawn": 11,
+                    "told_announced": 40,
+                    "told_lost": 1,
+                    "told_overflows": 1,
                 },
             )
             for each in tenants
@@ -166,7 +166,7 @@ class Counting(BookCore):
         return [{"id": node(2), "streams": 3, "breaker": "half_open", "failed": 9}]
 
     def stats(self) -> dict[str, Any]:
-        return {"slots_owned": 32_768, "queued": 2}
+        return {"slots_owned": 32_768, "told_queued": 2}
 
     def locate(self, space_id: bytes, keys: bytes, timeout_s: float) -> list[list[bytes]]:
         assert timeout_s <= 1.0
@@ -193,13 +193,14 @@ def joined() -> Iterator[Joined]:
 
 
 def test_what_is_told_is_what_the_parts_know(joined: Joined) -> None:
-    told = cluster_of(joined)
+    told = cluster_of(joined, {("default", node(2)): 77})
     assert (told.name, told.own, told.version) == ("prod", node(1).hex(), 3)
     assert told.fingerprint == "0000000000000abc"
     assert [each.state for each in told.nodes] == ["up", "draining"]
     assert [each.is_own for each in told.nodes] == [True, False]
     (found,) = told.nodes[1].links
     assert (found.streams, found.breaker, found.failed) == (3, "half_open", 9)
+    assert found.bytes_out == 77
     assert (told.directories[0].slots, told.directories[0].queued) == (32_768, 2)
 
 

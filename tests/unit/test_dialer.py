@@ -4,7 +4,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +46,7 @@ class BookCore:
     def serve(self, server: Any) -> None:
         pass
 
-    def set_members(self, members: Sequence[Vote]) -> None:
+    def set_members(self, members: list[Vote]) -> None:
         self.members = list(members)
 
     def add_stream(self, id: bytes, incarnation: int, descriptor: int) -> None:
@@ -76,10 +76,11 @@ class BookCore:
     def peers(self) -> list[dict[str, Any]]:
         return []
 
-    def leave(self, timeout_s: float) -> None:
+    def leave(self, timeout_s: float) -> bool:
         self.has_left = True
+        return True
 
-    def close(self, timeout_s: float) -> None:
+    def close(self, timeout_s: float) -> bool:
         with self._changed:
             self.is_closed = True
             self._changed.notify_all()
@@ -87,6 +88,7 @@ class BookCore:
             for each in descriptors:
                 os.close(each)
         self.streams.clear()
+        return True
 
     def count(self, id: bytes) -> int:
         return len(self.streams.get(id, ()))

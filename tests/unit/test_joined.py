@@ -81,7 +81,7 @@ def test_members_that_are_wanted_are_dialled_where_the_view_says(tmp_path: Path)
 class Refusing(BookCore):
     """A core that is about to close."""
 
-    def leave(self, timeout_s: float) -> None:
+    def leave(self, timeout_s: float) -> bool:
         raise KvpoolError("closing")
 
 
