@@ -216,8 +216,8 @@ class _CheckedCluster:
         label = self.label("advertise") if self._told.advertise else self.label_of_listen()
         if token is None and not is_loopback(advertise[0], label):
             raise BadArgument(
-                f"{label} is {host_and_port(*advertise)!r}, which other machines can reach: a member"
-                " reads every block; set [cluster] token_file, the same for all members (openssl"
+                f"{label} is {host_and_port(*advertise)!r}, which other machines can reach: a"
+                " member reads every block; set [cluster] token_file, the same for all members (openssl"
                 " rand -hex 32 makes a token)"
             )
         return token

@@ -144,11 +144,13 @@ def test_whatever_is_answered_is_an_error_in_time(name: str) -> None:
 
     with serving(say) as server:
         gateway = gateway_of(server)
-        for call in (
+        calls: list[Callable[[], Any]] = [
             lambda: gateway.read("/kvpool/"),
-            lambda: gateway.put_if("/kvpool/a", b"", 1, 0),
             lambda: gateway.watch("/kvpool/", 1),
-        ):
+        ]
+        if "key" not in name:  # a put asks for none
+            calls.append(lambda: gateway.put_if("/kvpool/a", b"", 1, 0))
+        for call in calls:
             begin = time.monotonic()
             with pytest.raises(EtcdError) as error:
                 call()
@@ -182,7 +184,7 @@ def test_slowness_ends_by_the_deadline(how: str) -> None:
 
     with serving(say) as server:
         begin = time.monotonic()
-        with pytest.raises(Unanswered, match="in time|timed out"):
+        with pytest.raises(Unanswered, match=r"in time|timed out"):
             gateway_of(server).read("/a/")
         assert time.monotonic() - begin < LATE_S / 2
 
@@ -283,7 +285,7 @@ KEY = base64.b64encode(b"/a/b").decode()
     ("then", "kind"),
     [
         (b"0\r\n\r\n", Closed),  # a proper end
-        (b"", Unanswered),  # a hang-up
+        (b"", Closed),  # a hang-up
         (b"ff\r\n{", Unanswered),
         (b"2\r\n{}\r\n", EtcdError),
         (b"5\r\njunk\n\r\n", NotGateway),
@@ -385,29 +387,37 @@ def test_a_slow_resolver_does_not_hold_a_call(monkeypatch: pytest.MonkeyPatch) -
         assert asked == ["etcd.example"]
 
 
+def refusals(*steps: Callable[[], Any]) -> list[str]:
+    """What each says; a step may do anything but raise another error."""
+    said = []
+    for step in steps:
+        try:
+            step()
+        except EtcdError as error:
+            said.append(str(error))
+    return said
+
+
 @given(st.binary(max_size=200), st.integers(100, 599))
 def test_no_body_is_anything_but_an_answer_or_an_error(body: bytes, status: int) -> None:
-    try:
-        found = answers.answer_of("a call", status, body)
-        answers.found_of("a call", found)
-        answers.put_of("a call", found)
-    except EtcdError as error:
-        assert len(str(error)) < 600
-    try:
-        answers.batch_of("a watch", body)
-    except EtcdError as error:
-        assert len(str(error)) < 600
+    said = refusals(
+        lambda: answers.found_of("x", answers.answer_of("x", status, body)),
+        lambda: answers.put_of("x", answers.answer_of("x", status, body)),
+        lambda: answers.batch_of("x", body),
+    )
+    assert all(len(each) < 600 for each in said)
 
 
+FIELDS = (
+    "header cluster_id revision kvs kv key value result error events type code grpc_code message"
+    " succeeded responses response_range create_revision mod_revision compact_revision canceled"
+).split()
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(
-                ["header", "cluster_id", "revision", "kvs", "kv", "key", "value", "result", "error"]
-                + ["events", "type", "code", "message", "succeeded", "responses", "response_range"]
-            ),
+            st.sampled_from(FIELDS),
             inner,
             max_size=4,
         )
@@ -419,13 +429,10 @@ JSON = st.recursive(
 @given(JSON)
 def test_no_json_is_anything_but_an_answer_or_an_error(told: Any) -> None:
     body = json.dumps(told).encode()
-    for step in (
+    said = refusals(
         lambda: answers.found_of("x", answers.answer_of("x", 200, body)),
         lambda: answers.put_of("x", answers.answer_of("x", 200, body)),
         lambda: answers.answer_of("x", 400, body),
         lambda: answers.batch_of("x", body),
-    ):
-        try:
-            step()
-        except EtcdError as error:
-            assert len(str(error)) < 600
+    )
+    assert all(len(each) < 600 for each in said)
