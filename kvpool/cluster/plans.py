@@ -217,8 +217,8 @@ class _CheckedCluster:
         if token is None and not is_loopback(advertise[0], label):
             raise BadArgument(
                 f"{label} is {host_and_port(*advertise)!r}, which other machines can reach: a"
-                " member reads every block; set [cluster] token_file, the same for all members (openssl"
-                " rand -hex 32 makes a token)"
+                " member reads every block; set [cluster] token_file, the same for all members"
+                " (openssl rand -hex 32 makes a token)"
             )
         return token
 

@@ -408,7 +408,7 @@ def test_no_body_is_anything_but_an_answer_or_an_error(body: bytes, status: int)
     assert all(len(each) < 600 for each in said)
 
 
-FIELDS = (
+FIELDS = (  # noqa: SIM905
     "header cluster_id revision kvs kv key value result error events type code grpc_code message"
     " succeeded responses response_range create_revision mod_revision compact_revision canceled"
 ).split()
