@@ -145,6 +145,7 @@ def answer_of(where: str, status: int, body: bytes) -> Map:
 def refusal(where: str, inner: Map, status: int = 200) -> EtcdError:
     """What an error of etcd is to whoever asked."""
     code = inner.get("code", inner.get("grpc_code", 0))
+    code = code if isinstance(code, int) else 0
     text = inner.get("message", inner.get("error", ""))
     told = said(text if isinstance(text, str) and text else json.dumps(inner))
     if code == _UNAUTHENTICATED or any(words in told for words in _STALE):

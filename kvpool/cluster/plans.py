@@ -84,7 +84,7 @@ def cluster_plan(
         static=static,
         advertise=advertise,
         weight=checked.count("weight", told.weight, WEIGHT_MAX),
-        token=checked.token(advertise, _hosts_of(etcd, static)),
+        token=checked.token(advertise),
         ttl_s=checked.ttl(),
         access=checked.access(is_tls),
         state_dir=checked.state_dir(name),
@@ -211,14 +211,14 @@ class _CheckedCluster:
     def label_of_listen(self) -> str:
         return self._settings.label("server", "listen")
 
-    def token(self, advertise: tuple[str, int], others: list[str]) -> str | None:
+    def token(self, advertise: tuple[str, int]) -> str | None:
         token = self._checked.token(TABLE, self._told.token_file)
-        label = self.label("token_file")
-        if token is None and not is_loopback(advertise[0], self.label("advertise")):
+        label = self.label("advertise") if self._told.advertise else self.label_of_listen()
+        if token is None and not is_loopback(advertise[0], label):
             raise BadArgument(
-                f"{label} is not set, and {host_and_port(*advertise)} can be reached from other"
-                " machines: who is a member reads every block; give all members the same token"
-                " (openssl rand -hex 32 makes one)"
+                f"{label} is {host_and_port(*advertise)!r}, which other machines can reach: a"
+                " member reads every block; set [cluster] token_file, the same for all members"
+                " (openssl rand -hex 32 makes a token)"
             )
         return token
 

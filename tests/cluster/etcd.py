@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import time
 from pathlib import Path
@@ -69,7 +70,7 @@ class Etcd:
         while time.monotonic() < end:
             assert self._process is not None
             assert self._process.poll() is None, self.log()
-            if self.scheme == "https" or self._is_healthy():
+            if self._is_healthy():
                 return
             time.sleep(0.02)
         raise AssertionError(f"etcd is not ready after {READY_S} s: {self.log()}")
@@ -114,7 +115,13 @@ class Etcd:
         return (self.folder / "log").read_text(errors="replace")[-2000:]
 
     def _is_healthy(self) -> bool:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=1)
+        if self.scheme == "https":
+            unchecked = ssl._create_unverified_context()
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                "127.0.0.1", self.port, timeout=1, context=unchecked
+            )
+        else:
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=1)
         try:
             connection.request("GET", "/health")
             told: Any = json.loads(connection.getresponse().read())

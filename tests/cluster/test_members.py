@@ -1,6 +1,7 @@
 """Members and a real etcd, which is stopped, wiped, silenced and spoiled."""
 
 import secrets
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvpool.cluster.access import Access
+from kvpool.cluster.access import Access, tls_context
 from kvpool.cluster.answers import Compacted, Unanswered, encoded, range_end
 from kvpool.cluster.member import DRAINING
 from kvpool.cluster.names import Names
@@ -225,6 +226,24 @@ def test_users_and_passwords(tmp_path: Path) -> None:
         time.sleep(TTL_S + 1)
         assert agree(members, 2)
         assert leaves(members) == 0
+
+
+def test_by_tls_whoever_does_not_trust_or_speak_it_says_so(tmp_path: Path) -> None:
+    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    command += ["-subj", "/CN=etcd of a test", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*command, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    options = [f"--cert-file={cert}", f"--key-file={key}"]
+    with Etcd(tmp_path / "etcd", *options, scheme="https") as etcd:
+        with joined(etcd, 2, access=Access(tls_context(cert, None, None))) as members:
+            assert agree(members, 2)
+        for tls, reason in ((None, "https://"), (tls_context(None, None, None), "CERTIFICATE_")):
+            one = Joined(etcd, access=Access(tls))
+            try:
+                until(lambda one=one: bool(one.told.last_error), reason)
+                assert reason in str(one.told.last_error)
+            finally:
+                one.close()
 
 
 def test_a_user_where_etcd_knows_none(etcd: Etcd) -> None:
