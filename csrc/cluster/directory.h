@@ -60,7 +60,6 @@ class Directory {
   DirectoryStats stats() const;
 
  private:
-  std::uint64_t hashed(std::uint64_t tag) const { return mix64(tag ^ salt_); }
   std::size_t part_of(std::uint64_t hash) const { return (hash >> 48) & (segments_count_ - 1); }
   // Keys in the order of their parts: each part is locked once, with its lines on their way.
   template <typename Visit>

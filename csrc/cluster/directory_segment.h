@@ -14,6 +14,7 @@
 #include <memory>
 #include <mutex>
 
+#include "block/key.h"
 #include "net/frame.h"
 
 namespace kvpool {
@@ -41,6 +42,7 @@ struct Holder {
 class DirectorySegment {
  public:
   static constexpr std::uint32_t kWays = 4;
+  static constexpr std::uint32_t kSetBytes = 64;
   using Numbers = std::array<std::uint16_t, kHoldersPerKey>;  // 0 behind the last
 
   struct Counters {
@@ -50,13 +52,16 @@ class DirectorySegment {
     std::uint64_t bytes = 0;
   };
 
-  void init(std::uint32_t sets_max, const HolderLives* lives) {
+  // Before anything else.
+  void init(std::uint32_t sets_max, std::uint64_t salt, const HolderLives* lives) {
     sets_max_ = sets_max;
+    salt_ = salt;
     lives_ = lives;
   }
+  static std::uint64_t hash_of(std::uint64_t tag, std::uint64_t salt) { return mix64(tag ^ salt); }
   std::mutex& lock() { return mutex_; }
 
-  // `hash`: of the tag, salted; `tag`: of the key.
+  // `hash`: hash_of(tag); `tag`: of the key.
   void prefetch(std::uint64_t hash) const;
   // False: nothing was changed, since the holder's life is over or the key has enough holders.
   bool add(std::uint64_t hash, std::uint64_t tag, Holder holder);
@@ -101,6 +106,8 @@ class DirectorySegment {
     std::array<Entry, kWays> entries;
   };
 
+  static_assert(sizeof(Set) == kSetBytes);
+
   std::array<Set*, 2> sets_of(std::uint64_t hash) const;
   Entry* look(std::uint64_t hash, std::uint64_t tag) const;
   bool add_holder(Entry& entry, Holder holder);
@@ -109,14 +116,15 @@ class DirectorySegment {
   Entry& coldest(std::uint64_t hash);
   Entry& make_place(std::uint64_t hash);
   bool grow();
+  std::uint64_t count_entries() const;
   std::uint16_t now() const;
 
   std::mutex mutex_;
   std::unique_ptr<Set[]> table_;
   std::uint32_t sets_ = 0, sets_max_ = 0;
+  std::uint64_t salt_ = 0;
   const HolderLives* lives_ = nullptr;
   std::uint64_t told_ = 0;  // keys: the clock by which entries are old
-  std::uint64_t salt_of_growth_ = 0;
   Counters counters_;
 };
 
