@@ -1,0 +1,80 @@
+// Who the members of the cluster are, as this node was told last: immutable snapshots, swapped
+// whole.
+//
+// Promises:  1. a member keeps its handle for as long as this process lives, gone and back again or
+//               not, but when more than kMembersMax have been seen: then one that is gone gives
+//               its handle up;
+//            2. a snapshot never changes.
+// Thread rule: every method from any thread.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/status.h"
+#include "block/key.h"
+#include "cluster/directory_key.h"
+#include "cluster/owner_table.h"
+
+namespace kvpool {
+
+using MemberHandle = std::uint16_t;
+inline constexpr std::size_t kMembersMax = 4096;  // a handle takes 12 bits in a directory
+inline constexpr MemberHandle kNoMember = 0xffff;
+
+enum class MemberState : std::uint8_t {
+  up,
+  draining,  // it leaves: still a holder, owner of nothing
+};
+
+struct MemberInfo {
+  Hash128 id;
+  std::uint64_t incarnation = 0;
+  std::uint32_t weight = 1;
+  std::vector<std::string> addresses;
+  MemberState state = MemberState::up;
+  bool is_self = false;
+};
+
+class MemberView {
+ public:
+  struct Member {
+    MemberHandle handle = kNoMember;
+    MemberInfo info;
+  };
+  struct Snapshot {
+    std::uint64_t version = 0;    // counts set()
+    std::vector<Member> members;  // by id
+    MemberHandle self = kNoMember;
+    std::vector<MemberHandle> voters;  // by id: whom the owner table's numbers name
+    OwnerTable owners;
+
+    // nullptr: not a member (now).
+    const Member* by_id(const Hash128& id) const;
+    const Member* by_handle(MemberHandle handle) const;
+    // kNoMember: there is nobody.
+    MemberHandle owner_of(const DirectoryKey& key) const;
+  };
+
+  MemberView();
+  // Refused, and everything as before: too many, one id twice, a weight of 0, more than one self.
+  Result<void> set(std::vector<MemberInfo> members);
+  std::shared_ptr<const Snapshot> now() const;
+
+ private:
+  struct IdHash {
+    std::size_t operator()(const Hash128& id) const { return id.low ^ id.high; }
+  };
+  using Handles = std::unordered_map<Hash128, MemberHandle, IdHash>;
+  Result<MemberHandle> handle_of(const Hash128& id, const std::vector<MemberInfo>& members);
+
+  mutable std::mutex mutex_;  // guards all below
+  Handles handles_;
+  std::shared_ptr<const Snapshot> now_;
+};
+
+}  // namespace kvpool
