@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "base/check.h"
 
@@ -58,7 +59,7 @@ void Directory::drop_holder(Holder holder) {
   if (holder.number == 0 || lives_.life(holder.number) != holder.life) return;  // dropped before
   lives_.next(holder.number);
   --holders_;
-  condemned_.push_back({holder.number, segments_count_});
+  condemned_.push_back({.number = holder.number, .parts_left = segments_count_});
 }
 
 // Every part is looked at once after a holder was dropped, wherever the round was then.
@@ -77,13 +78,12 @@ bool Directory::sweep(std::size_t parts) {
     const std::lock_guard lock(mutex_);
     if (sweep_at_ != part) continue;  // somebody else sweeps as well
     sweep_at_ = (part + 1) % segments_count_;
-    for (Condemned& each : condemned_) each.parts_left -= each.parts_left > 0 && each.is_due;
+    for (Condemned& each : condemned_) each.parts_left -= std::exchange(each.is_due, true);
     while (!condemned_.empty() && condemned_.front().parts_left == 0) {
       free_.push_back(condemned_.front().number);
       condemned_.pop_front();
       ++swept_holders_;
     }
-    for (Condemned& each : condemned_) each.is_due = true;
   }
   const std::lock_guard lock(mutex_);
   return !condemned_.empty();

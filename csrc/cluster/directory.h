@@ -29,10 +29,10 @@ struct DirectoryOptions {
 
 struct DirectoryStats {
   std::uint64_t entries = 0, bytes = 0, bytes_max = 0, holders = 0;
-  std::uint64_t evicted = 0;         // keys that made room for others
-  std::uint64_t crowded = 0;         // a fifth holder of a key
-  std::uint64_t late = 0;            // told by a holder that was gone
-  std::uint64_t swept_holders = 0;   // numbers that may be taken again
+  std::uint64_t evicted = 0;        // keys that made room for others
+  std::uint64_t crowded = 0;        // a fifth holder of a key
+  std::uint64_t late = 0;           // told by a holder that was gone
+  std::uint64_t swept_holders = 0;  // numbers that may be taken again
   double bytes_per_key = 0;
 };
 
@@ -75,6 +75,7 @@ class Directory {
   struct Condemned {
     std::uint16_t number;
     std::size_t parts_left;
+    bool is_due = false;  // a part that was being swept when it was dropped does not count
   };
   std::vector<std::uint16_t> free_;  // were in use before
   std::uint16_t never_used_ = 1;

@@ -75,11 +75,12 @@ bool DirectorySegment::add_holder(Entry& entry, Holder holder) {
   return true;
 }
 
-bool DirectorySegment::remove(std::uint64_t hash, std::uint64_t tag, std::uint16_t number) {
+bool DirectorySegment::remove(std::uint64_t hash, std::uint64_t tag, Holder holder) {
+  if (lives_->life(holder.number) != holder.life) return false;
   Entry* entry = look(hash, tag);
   if (entry == nullptr) return false;
   for (std::size_t i = 0; i < kHoldersPerKey; ++i) {
-    if (entry->holder(i) != number) continue;
+    if (entry->holder(i) != holder.number) continue;
     entry->set_holder(i, 0);
     counters_.entries -= entry->is_empty();
     return true;

@@ -46,9 +46,9 @@ class DirectorySegment {
   using Numbers = std::array<std::uint16_t, kHoldersPerKey>;  // 0 behind the last
 
   struct Counters {
-    std::uint64_t entries = 0;    // of which some may be of holders that are gone, until swept
-    std::uint64_t evicted = 0;    // keys that made room for others
-    std::uint64_t crowded = 0;    // holders of a key that has kHoldersPerKey already
+    std::uint64_t entries = 0;  // of which some may be of holders that are gone, until swept
+    std::uint64_t evicted = 0;  // keys that made room for others
+    std::uint64_t crowded = 0;  // holders of a key that has kHoldersPerKey already
     std::uint64_t bytes = 0;
   };
 
@@ -65,7 +65,7 @@ class DirectorySegment {
   void prefetch(std::uint64_t hash) const;
   // False: nothing was changed, since the holder's life is over or the key has enough holders.
   bool add(std::uint64_t hash, std::uint64_t tag, Holder holder);
-  bool remove(std::uint64_t hash, std::uint64_t tag, std::uint16_t number);
+  bool remove(std::uint64_t hash, std::uint64_t tag, Holder holder);
   Numbers find(std::uint64_t hash, std::uint64_t tag);
   // Lets go of the holders that are gone, and of all entries for which `is_over(tag)`.
   template <typename IsOver>

@@ -13,7 +13,6 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <shared_mutex>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -53,28 +52,32 @@ class DirectoryShard final : public DirectoryService {
  private:
   static constexpr std::size_t kPartsPerSweep = 16;
   struct Member {
-    std::mutex mutex;  // guards the fields below
+    std::mutex mutex;  // held while a batch of it is carried out; guards the fields below
     std::uint64_t incarnation = 0;
     std::uint64_t sequence = 0;
-    Holder holder;
-    bool was_in_view = false;
-    bool is_gone = false;  // out of members_ by now
+    Holder holder;             // number 0: none
+    bool is_gone = false;      // and out of members_, by now
+    bool has_met_a_view = false;  // guarded by mutex_, below
   };
   using MemberPtr = std::shared_ptr<Member>;
   struct IdHash {
     std::size_t operator()(const Hash128& id) const { return id.low; }
   };
 
-  Told admit(const Announcement& from, bool is_fresh, Holder& holder, bool& is_new);
-  MemberPtr member_of(const Hash128& id);
-  Told begin_life(Member& member, const Announcement& from);
+  Told tell(const Announcement& from, std::span<const Hash128> keys, bool is_fresh,
+            bool is_withdraw);
+  Told admit(Member& member, const Announcement& from, bool is_fresh);
+  Told begin_anew(Member& member, const Announcement& from);
+  MemberPtr member_of(const Announcement& from, bool may_make);
+  void end_life(Member& member);
 
   Directory directory_;
-  mutable std::shared_mutex mutex_;  // guards the fields below; taken before a member's
+  // Guards the fields below. Whoever holds a member's may take this one, not the other way round.
+  mutable std::mutex mutex_;
   std::unordered_map<Hash128, MemberPtr, IdHash> members_;
   std::vector<HolderName> names_;  // by number of the holder
-  mutable std::atomic<std::uint64_t> published_{0}, withdrawn_{0}, located_{0}, batches_{0},
-      repeated_{0}, gaps_{0}, stale_{0}, refused_full_{0};
+  std::atomic<std::uint64_t> published_{0}, withdrawn_{0}, located_{0}, batches_{0}, repeated_{0},
+      gaps_{0}, stale_{0}, refused_full_{0};
 };
 
 }  // namespace kvpool
