@@ -34,6 +34,7 @@
 #include "base/fault.h"
 #include "base/fork_guard.h"
 #include "node/bounce_pool.h"
+#include "node/changes.h"
 #include "node/client_page.h"
 #include "node/elsewhere.h"
 #include "node/hot_prefixes.h"
@@ -41,6 +42,7 @@
 #include "node/miss.h"
 #include "node/page_traffic.h"
 #include "node/put_status.h"
+#include "node/resident_walk.h"
 #include "node/store.h"
 #include "node/touch_ring.h"
 #include "node/traffic.h"
@@ -173,6 +175,7 @@ class Node {
   Result<Namespace*> open_namespace(const Hash128& id, std::uint64_t block_bytes);
   // By Namespace::number; nullptr: there is none.
   Namespace* space(std::uint32_t number) const;
+  Namespace* find_namespace(const Hash128& id) const;  // nullptr: there is none
   // An error: in force now, but the SSD's index could not be told, so that blocks of it may be
   // back after a restart.
   Result<std::uint64_t> drop_namespace(Namespace& space, Deadline deadline);
@@ -278,6 +281,15 @@ class Node {
     std::uint64_t bytes = 0;                                   // memory that this takes
   };
   ReuseCurves reuse();
+
+  // --- for those who tell others what is here; node_changes.cc ---
+  // From now on changes are noted, at most so many between two takes; at most one listens.
+  void listen(std::size_t changes_max);
+  void stop_listening();
+  // What changed since the last take. False: some of it is lost, and only a walk tells what is here.
+  bool take_changes(std::vector<Change>& changes);
+  // A piece of the walk; the lock is held for it. False: that was the last.
+  bool walk(ResidentWalk& walk, std::vector<Resident>& found);
 
   std::optional<double> temperature(const Namespace& space, const Hash128& key);
   void check_invariants();
@@ -438,6 +450,8 @@ class Node {
   bool stopping_ = false, kicked_ = false, idle_ = false, clients_busy_ = false;
   std::uint32_t warming_threads_ = 0;
   std::uint64_t touches_lost_ = 0, evicted_ahead_ = 0;
+
+  std::unique_ptr<Changes> changes_;  // nullptr: nobody listens
 
   std::unique_ptr<Ssd> tier_;
   std::condition_variable write_work_;  // wakes the writer

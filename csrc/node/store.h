@@ -28,6 +28,7 @@
 #include "base/lazy_array.h"
 #include "base/status.h"
 #include "memory/slab_pool.h"
+#include "node/changes.h"
 #include "node/departures.h"
 #include "node/hazards.h"
 #include "node/index_writer.h"
@@ -99,6 +100,8 @@ class Store {
   Result<Namespace*> open_namespace(const Hash128& id, std::uint64_t block_bytes);
   // Every key of it becomes a miss at once; memory comes back with sweep(). O(1).
   void drop(Namespace& space);
+  // Where the coming and going of blocks is noted from now on; nullptr: nowhere.
+  void set_changes(Changes* changes) { changes_ = changes; }
 
   const IndexView& view() const { return index_->view(); }
   Arena& arena() { return *arena_; }
@@ -395,6 +398,7 @@ class Store {
   void fit_ghosts();
   void announce(const Namespace& space);
 
+  Changes* changes_ = nullptr;
   std::uint64_t bytes_max_, blocks_limit_;
   std::unique_ptr<Arena> arena_, index_memory_;
   std::unique_ptr<IndexWriter> index_;
