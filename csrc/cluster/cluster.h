@@ -2,7 +2,7 @@
 // others are reached, and what tells them of what is here.
 //
 //   node --asks-->  FarGate -> Finder -> LocateRound, RemoteFetch -> PeerBook    threads of callers
-//   node --told-->  Publisher, Announcer -> PeerWire -> PeerBook                 one thread, here
+//   node --told-->  Publisher -> PeerWire -> PeerBook                            one thread, here
 //   server of the node --asks--> DirectoryShard                                  its threads
 //   whoever dials --hands over--> PeerBook                                       threads of callers
 //
@@ -19,6 +19,7 @@
 #pragma once
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -30,6 +31,7 @@
 #include "cluster/member_view.h"
 #include "cluster/peer_book.h"
 #include "cluster/peer_wire.h"
+#include "cluster/publisher.h"
 
 namespace kvpool {
 
@@ -41,6 +43,7 @@ struct ClusterOptions {
   DirectoryOptions directory;
   PeerOptions peers;
   Finder::Options finder;
+  PublisherOptions publisher;
   std::chrono::milliseconds fetch_max{1000};  // of one call of the node
 };
 
@@ -52,11 +55,14 @@ struct ClusterMember {
 };
 
 struct ClusterStats {
-  std::uint64_t views = 0, members = 0, voters = 0, slots_owned = 0, owners = 0;
-  bool is_member = false;
-  std::uint64_t calls_inside = 0;
+  std::uint64_t views = 0, members = 0, voters = 0, slots_owned = 0;
+  std::uint64_t owners = 0;  // fingerprint of who owns which slots
+  bool is_member = false, has_left = false;
+  bool is_told = false;  // all that is here, to all who keep the directory, as of a moment ago
+  std::uint64_t calls_inside = 0, streams_refused = 0;
   ShardStats shard;
   FinderStats finder;
+  PublisherStats publisher;
   WireStats wire;
 };
 
@@ -104,19 +110,30 @@ class Cluster {
 
  private:
   struct Shared;
+  using SnapshotPtr = std::shared_ptr<const MemberView::Snapshot>;
   Cluster(std::shared_ptr<Node> node, const ClusterOptions& options,
           std::shared_ptr<Shared> shared);
   bool is_known(const Hash128& id, std::uint64_t incarnation) const;
+  void take_over(const SnapshotPtr& before, const SnapshotPtr& now);
+  bool begin_telling();
+  void run();
   void stop_telling();
 
   const std::shared_ptr<Node> node_;
   const ClusterOptions options_;
-  std::shared_ptr<Shared> shared_;  // of this, and of the node's calls
+  const std::shared_ptr<Shared> shared_;  // with the node's calls
   std::atomic<bool> closed_{false};
+  std::atomic<std::uint64_t> streams_refused_{0};
 
-  std::mutex views_mutex_;  // held while a view is taken up; before mutex_
-  std::mutex mutex_;        // guards the fields below
+  std::mutex views_mutex_;  // held while a view is taken up; before mutex_. Guards the next
+  SnapshotPtr view_;        // nullptr: none yet
+
+  mutable std::mutex mutex_;  // guards all below
+  std::condition_variable woken_;
   std::vector<std::weak_ptr<Server>> servers_;
+  std::unique_ptr<Publisher> publisher_;  // from the first view until close()
+  bool has_left_ = false, stopping_ = false;
+  std::thread thread_;  // tells, and sweeps the shard
 };
 
 }  // namespace kvpool

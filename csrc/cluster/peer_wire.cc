@@ -44,6 +44,7 @@ Sent sent_of(Refusal refusal) {
 }  // namespace
 
 Sent PeerWire::send(MemberHandle to, const Batch& batch, Deadline deadline) {
+  if (held_.load(std::memory_order_acquire)) return Sent::retry;
   if (to == members_.now()->self) return tell_own(batch);
   const std::shared_ptr<Peer> peer = peers_.of(to);
   return peer ? tell(*peer, batch, deadline) : Sent::gone;

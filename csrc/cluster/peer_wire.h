@@ -2,7 +2,7 @@
 // to its own shard.
 //
 // Waits for nobody who is known to be out of reach: the breaker of the peer says so.
-// Thread rule: as Wire; stats() from any thread.
+// Thread rule: as Wire; hold() and stats() from any thread.
 #pragma once
 #include <atomic>
 
@@ -25,6 +25,8 @@ class PeerWire final : public Wire {
       : members_(members), peers_(peers), own_(own) {}
 
   Sent send(MemberHandle to, const Batch& batch, Deadline deadline) override;
+  // While it holds, nothing is sent and nobody is waited for.
+  void hold(bool is_held) { held_.store(is_held, std::memory_order_release); }
   WireStats stats() const;
 
  private:
@@ -35,6 +37,7 @@ class PeerWire final : public Wire {
   const MemberView& members_;
   const PeerBook& peers_;
   DirectoryService& own_;
+  std::atomic<bool> held_{false};
   std::atomic<std::uint64_t> batches_{0}, keys_{0}, bytes_{0}, unreached_{0}, refused_{0};
 };
 
