@@ -135,6 +135,7 @@ bool StreamServe::serve(const Request& head, const std::byte* keys) {
             .space = is_of_peers(head.op) ? nullptr : host_.node.space(head.space),
             .keys = std::span(keys_).subspan(before),
             .parent = (head.flags & kHasParent) != 0 ? keys_.data() : nullptr,
+            .is_here_only = host_.kind == StreamKind::peer || (head.flags & kHereOnly) != 0,
             .from = {},
             .patience = {steady_clock::now() + limit, host_.options.stall_max}};
   if (has_announcement(head.op))

@@ -46,7 +46,8 @@ class StreamServe final : public Source {
     Namespace* space = nullptr;  // nullptr: there is none of that number
     std::span<const Hash128> keys;
     const Hash128* parent = nullptr;
-    Announcement from;  // publish, withdraw
+    bool is_here_only = false;  // lookup, get: no other node is asked
+    Announcement from;          // publish, withdraw
     Patience patience;
   };
   class CopySender;
