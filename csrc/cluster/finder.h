@@ -40,7 +40,7 @@ class Finder final : public Elsewhere {
 
  private:
   struct Kept {
-    Located located;
+    Whereabouts where;
     Deadline until;
     std::uint64_t version = 0;  // of the members
   };
@@ -50,9 +50,9 @@ class Finder final : public Elsewhere {
   using Cache = std::unordered_map<DirectoryKey, Kept, HashOf>;
 
   Miss locate(const MemberView::Snapshot& members, std::span<const DirectoryKey> keys,
-              Deadline deadline, std::span<Located> answers);
-  bool from_cache(const DirectoryKey& key, std::uint64_t version, Located& answer);
-  void into_cache(const DirectoryKey& key, std::uint64_t version, const Located& answer);
+              Deadline deadline, std::span<Whereabouts> answers);
+  bool from_cache(const DirectoryKey& key, std::uint64_t version, Whereabouts& answer);
+  void into_cache(const DirectoryKey& key, std::uint64_t version, const Whereabouts& answer);
   void forget(const DirectoryKey& key, MemberHandle holder);
 
   const MemberView& members_;

@@ -9,18 +9,15 @@
 #include <vector>
 
 #include "cluster/peer_book.h"
+#include "net/directory_service.h"
 
 namespace kvpool {
 
-class DirectoryService;
-
-inline constexpr std::size_t kHoldersMax = 4;
-
 // Of one key; kNoMember from the first free place on.
-using Holders = std::array<MemberHandle, kHoldersMax>;
+using Holders = std::array<MemberHandle, kHoldersPerKey>;
 inline constexpr Holders kNoHolders{kNoMember, kNoMember, kNoMember, kNoMember};
 
-struct Located {
+struct Whereabouts {
   Holders holders = kNoHolders;
   bool is_known = false;  // its owner has answered
 };
@@ -32,13 +29,17 @@ class LocateRound {
       : members_(members), peers_(peers), own_(own) {}
 
   // One per key. Miss::none: every owner has answered; else why one has not.
-  Miss run(std::span<const DirectoryKey> keys, Deadline deadline, std::span<Located> answers);
+  Miss run(std::span<const DirectoryKey> keys, Deadline deadline, std::span<Whereabouts> answers);
 
  private:
   struct Question;
-  void ask_own(std::span<const DirectoryKey> keys, std::span<const std::uint32_t> which,
-               std::span<Located> answers);
-  MemberHandle handle_of(const Hash128& id) const;
+  std::vector<Question> questions_for(std::span<const DirectoryKey> keys, Miss& why) const;
+  bool ask(Question& question, Deadline deadline, Miss& why);
+  void hear(std::vector<Question>& questions, Deadline deadline, std::span<Whereabouts> answers,
+            Miss& why);
+  bool use(const Question& question, std::span<Whereabouts> answers) const;
+  void ask_own(const Question& question, std::span<Whereabouts> answers);
+  MemberHandle holder_of(const HolderName& name) const;
 
   const MemberView::Snapshot& members_;
   const PeerBook& peers_;

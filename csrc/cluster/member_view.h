@@ -2,8 +2,7 @@
 // whole.
 //
 // Promises:  1. a member keeps its handle for as long as this process lives, gone and back again or
-//               not, but when more than kMembersMax have been seen: then one that is gone gives
-//               its handle up;
+//               not; only when kHandlesMax have been given does one that is gone lose its own;
 //            2. a snapshot never changes.
 // Thread rule: every method from any thread.
 #pragma once
@@ -19,12 +18,11 @@
 #include "block/key.h"
 #include "cluster/directory_key.h"
 #include "cluster/owner_table.h"
+#include "cluster/wire.h"
 
 namespace kvpool {
 
-using MemberHandle = std::uint16_t;
-inline constexpr std::size_t kMembersMax = 4096;  // a handle takes 12 bits in a directory
-inline constexpr MemberHandle kNoMember = 0xffff;
+inline constexpr MemberHandle kNoMember = 0xffff'ffff;
 
 enum class MemberState : std::uint8_t {
   up,
@@ -49,9 +47,9 @@ class MemberView {
   struct Snapshot {
     std::uint64_t version = 0;    // counts set()
     std::vector<Member> members;  // by id
+    OwnerView owners;             // of those that are up
     MemberHandle self = kNoMember;
-    std::vector<MemberHandle> voters;  // by id: whom the owner table's numbers name
-    OwnerTable owners;
+    std::vector<std::uint32_t> at;  // by handle: place in `members`, or more than there are
 
     // nullptr: not a member (now).
     const Member* by_id(const Hash128& id) const;
@@ -70,10 +68,13 @@ class MemberView {
     std::size_t operator()(const Hash128& id) const { return id.low ^ id.high; }
   };
   using Handles = std::unordered_map<Hash128, MemberHandle, IdHash>;
-  Result<MemberHandle> handle_of(const Hash128& id, const std::vector<MemberInfo>& members);
+  static constexpr std::size_t kHandlesMax = 4 * kMembersMax;
+  MemberHandle handle_of(const Hash128& id, const std::vector<MemberInfo>& members);
 
-  mutable std::mutex mutex_;  // guards all below
+  std::mutex setting_;  // one set() at a time; guards the two below
   Handles handles_;
+  std::vector<Hash128> ids_;  // by handle
+  mutable std::mutex mutex_;  // guards now_
   std::shared_ptr<const Snapshot> now_;
 };
 

@@ -25,7 +25,7 @@ class RemoteFetch {
 
   // `stale(i, member)`: it said that it does not have key i.
   using Stale = std::function<void(std::size_t, MemberHandle)>;
-  RemoteFetch(const Elsewhere::Ask& ask, std::span<const Located> where, const PeerBook& peers,
+  RemoteFetch(const Elsewhere::Ask& ask, std::span<const Whereabouts> where, const PeerBook& peers,
               BlockSink& sink, Stale stale);
   ~RemoteFetch();
 
@@ -53,11 +53,11 @@ class RemoteFetch {
   const PeerBook& peers_;
   BlockSink& sink_;
   const Stale stale_;
-  std::vector<Holders> where_;        // of those that may still be asked
-  std::vector<Miss> missed_;          // why the last who was asked did not bring it
-  std::size_t end_ = 0;               // nothing from here on can be had
+  std::vector<Holders> where_;  // of those that may still be asked
+  std::vector<Miss> missed_;    // why the last who was asked did not bring it
+  std::size_t end_ = 0;         // nothing from here on can be had
   std::vector<Source> sources_;
-  std::deque<Piece> pieces_;          // nobody has them
+  std::deque<Piece> pieces_;  // nobody has them
   std::vector<std::unique_ptr<Work>> work_;
 };
 
