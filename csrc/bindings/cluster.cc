@@ -24,7 +24,7 @@ using ServerHandle = std::shared_ptr<Server>;
 using Facts = nb::typed<nb::dict, nb::str, nb::any>;
 using Vote = nb::typed<nb::tuple, nb::bytes, nb::int_, nb::int_, nb::bool_>;
 using Wanted = nb::typed<nb::tuple, nb::bytes, nb::int_>;
-using Holders = nb::typed<nb::list, nb::bytes>;
+using Ids = nb::typed<nb::list, nb::bytes>;
 
 constexpr std::uint64_t kAnyNumber = ~std::uint64_t{0};
 constexpr std::uint64_t kDirectoryBytesMin = 64ull << 10, kDirectoryBytesMax = 1ull << 40;
@@ -171,8 +171,8 @@ nb::typed<nb::list, Wanted> wait_wanted(const ClusterHandle& cluster, nb::handle
   return list;
 }
 
-nb::typed<nb::list, Holders> locate(const ClusterHandle& cluster, nb::handle space_id,
-                                    nb::handle keys_object, nb::handle timeout_s) {
+nb::typed<nb::list, Ids> locate(const ClusterHandle& cluster, nb::handle space_id,
+                                nb::handle keys_object, nb::handle timeout_s) {
   Cluster& asked = usable(cluster);
   const Hash128 space = id_in(space_id, "space_id");
   const Keys keys(keys_object, Keys::Hold::copied);
@@ -180,13 +180,13 @@ nb::typed<nb::list, Holders> locate(const ClusterHandle& cluster, nb::handle spa
     raise_bad_argument("keys are " + std::to_string(keys.count()) + "; there can be at most " +
                        std::to_string(kLocatedMax) + " in a call");
   const auto deadline = deadline_after(timeout_s);
-  const Cluster::Whereabouts found = [&] {
+  const Cluster::Holders found = [&] {
     const GilReleased released;
     return asked.locate(space, keys.span(), deadline);
   }();
-  nb::typed<nb::list, Holders> list;
-  for (const auto& holders : found.holders) {
-    Holders each;
+  nb::typed<nb::list, Ids> list;
+  for (const auto& holders : found.of) {
+    Ids each;
     for (const Hash128& id : holders) each.append(bytes_of(id));
     list.append(each);
   }
@@ -207,3 +207,156 @@ bool close(const ClusterHandle& cluster, nb::handle timeout_s) {
   return cluster->close(deadline);
 }
 
+// --- facts ---------------------------------------------------------------------------------------
+
+void tell_shard(Facts& d, const ShardStats& shard) {
+  d["directory_keys"] = shard.directory.entries;
+  d["directory_bytes"] = shard.directory.bytes;
+  d["directory_bytes_max"] = shard.directory.bytes_max;
+  d["directory_bytes_per_key"] = shard.directory.bytes_per_key;
+  d["directory_members"] = shard.members;
+  d["directory_evicted"] = shard.directory.evicted;
+  d["directory_crowded"] = shard.directory.crowded;
+  d["directory_late"] = shard.directory.late;
+  d["heard_published"] = shard.published;
+  d["heard_withdrawn"] = shard.withdrawn;
+  d["heard_located"] = shard.located;
+  d["heard_batches"] = shard.batches;
+  d["heard_repeated"] = shard.repeated;
+  d["heard_gaps"] = shard.gaps;
+  d["heard_stale"] = shard.stale;
+  d["heard_full"] = shard.refused_full;
+}
+
+void tell_publisher(Facts& d, const PublisherStats& publisher, const WireStats& wire) {
+  d["told_owners"] = publisher.owners;
+  d["told_owners_anew"] = publisher.owners_anew;
+  d["told_owners_paused"] = publisher.owners_paused;
+  d["told_queued"] = publisher.queued;
+  d["told_published"] = publisher.published;
+  d["told_withdrawn"] = publisher.withdrawn;
+  d["told_batches"] = publisher.batches;
+  d["told_retries"] = publisher.retries;
+  d["told_gaps"] = publisher.gaps;
+  d["told_begun_anew"] = publisher.begun_anew;
+  d["told_overflows"] = publisher.overflows;
+  d["told_lost"] = publisher.lost;
+  d["told_rounds"] = publisher.rounds;
+  d["told_announced"] = publisher.announced;
+  d["wire_batches"] = wire.batches;
+  d["wire_keys"] = wire.keys;
+  d["wire_bytes"] = wire.bytes;
+  d["wire_unreached"] = wire.unreached;
+  d["wire_refused"] = wire.refused;
+}
+
+Facts stats(const ClusterHandle& cluster) {
+  const ClusterStats s = [&] {
+    const GilReleased released;
+    return cluster->stats();
+  }();
+  Facts d;
+  d["views"] = s.views;
+  d["members"] = s.members;
+  d["voters"] = s.voters;
+  d["slots_owned"] = s.slots_owned;
+  d["owners"] = s.owners;
+  d["is_member"] = s.is_member;
+  d["has_left"] = s.has_left;
+  d["is_told"] = s.is_told;
+  d["is_closed"] = cluster->is_closed();
+  d["calls_inside"] = s.calls_inside;
+  d["streams_refused"] = s.streams_refused;
+  tell_shard(d, s.shard);
+  tell_publisher(d, s.publisher, s.wire);
+  d["finds"] = s.finder.finds;
+  d["fetches"] = s.finder.fetches;
+  d["locate_rounds"] = s.finder.rounds;
+  d["locate_keys"] = s.finder.round_keys;
+  d["locate_late"] = s.finder.late_rounds;
+  d["hints_kept"] = s.finder.cached_keys;
+  d["hints_stale"] = s.finder.stale;
+  return d;
+}
+
+const char* name_of(BreakerState state) {
+  switch (state) {
+    case BreakerState::closed:
+      break;
+    case BreakerState::open:
+      return "open";
+    case BreakerState::half_open:
+      return "half_open";
+  }
+  return "closed";
+}
+
+Facts facts_of(const ClusterPeer& peer) {
+  const PeerStats& s = peer.stats;
+  Facts d;
+  d["id"] = bytes_of(s.id);
+  d["incarnation"] = peer.incarnation;
+  d["draining"] = peer.is_draining;
+  d["streams"] = s.streams;
+  d["breaker"] = name_of(s.breaker);
+  d["latency_us"] = s.latency_s * 1e6;
+  d["in_flight_bytes"] = s.in_flight_bytes;
+  d["requests"] = s.requests;
+  d["failed"] = s.failures;
+  d["opened"] = s.opened;
+  d["refused_open"] = s.refused_open;
+  d["fetched_blocks"] = s.fetched_blocks;
+  d["bytes_in"] = s.fetched_bytes;
+  d["damaged"] = s.damaged;
+  d["stale"] = s.stale;
+  return d;
+}
+
+nb::typed<nb::list, Facts> peers(const ClusterHandle& cluster) {
+  const std::vector<ClusterPeer> all = [&] {
+    const GilReleased released;
+    return cluster->peers();
+  }();
+  nb::typed<nb::list, Facts> list;
+  for (const ClusterPeer& peer : all) list.append(facts_of(peer));
+  return list;
+}
+
+}  // namespace
+
+void bind_cluster(nb::module_& m) {
+  nb::class_<Cluster>(m, "Cluster",
+                      "A node's part in a cluster: its shard of the directory, its peers, what it\n"
+                      "tells them and fetches from them. Thread-safe; see cluster/cluster.h.")
+      .def_static("open", &open, "node"_a, "node_id"_a, "incarnation"_a, nb::kw_only(),
+                  "directory_bytes"_a = 64ull << 20, "streams_per_peer"_a = 4,
+                  "fetch_timeout_s"_a = 1.0, "locate_timeout_s"_a = 0.25,
+                  "The node serves alone until set_members(). Raises BadArgument, BadType.")
+      .def("serve", &serve, "server"_a,
+           "The server's streams of peers are answered from this shard, until close().")
+      .def("set_members", &set_members, "members"_a,
+           "The whole view, in any order, this node included if it is a member: (id, incarnation,\n"
+           "weight, is_draining) of each. Releases the GIL; some 0.5 ms for each member.")
+      .def("add_stream", &add_stream, "id"_a, "incarnation"_a, "descriptor"_a,
+           "A connection to that member, which serves it as a peer's. The socket is the cluster's\n"
+           "from here on, also on failure. One more than is wanted is closed.")
+      .def("note_failed", &note_failed, "id"_a, "incarnation"_a,
+           "That member could not be reached: it is asked nothing for a while.")
+      .def("wait_wanted", &wait_wanted, "timeout_s"_a,
+           "Members that more connections are wanted to, and how many; [] at the end of the time,\n"
+           "and at once when it is closed. Each wish is told once. Releases the GIL.")
+      .def("locate", &locate, "space_id"_a, "keys"_a, "timeout_s"_a,
+           "Ids of the members that say that they have it, for each key; what was not answered in\n"
+           "time is empty. Hints: blocks may have left since. Releases the GIL.")
+      .def("stats", &stats)
+      .def("peers", &peers, "What is known of every other member, and was got from it.")
+      .def("leave", &leave, "timeout_s"_a,
+           "All members forget what this node has told, and it tells nothing any more. False:\n"
+           "some were not reached in time. Releases the GIL.")
+      .def("close", &close, "timeout_s"_a,
+           "The node serves alone again. False: calls that were under way had not ended in time;\n"
+           "what they use stays until they have. Releases the GIL.")
+      .def_prop_ro("is_closed", [](const ClusterHandle& c) { return c->is_closed(); });
+}
+
+}  // namespace kvpool

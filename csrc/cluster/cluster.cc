@@ -16,6 +16,12 @@ constexpr auto kFarewellMax = std::chrono::milliseconds(500);
 // Above all that this life of the node can have told: what comes after it changes nothing.
 constexpr std::uint64_t kLastSequence = ~std::uint64_t{0};
 
+SlotSet slots_in(const MemberView::Snapshot& view, const Hash128& id) {
+  if (view.owners.table == nullptr) return {};
+  const std::uint16_t voter = view.owners.table->index_of(id);
+  return voter == OwnerTable::kNobody ? SlotSet() : view.owners.table->slots_of(voter);
+}
+
 }  // namespace
 
 // What calls of the node use. They hold it, so that it goes with the last of them.
@@ -43,8 +49,7 @@ Cluster::~Cluster() { close(steady_clock::now()); }
 
 Result<std::unique_ptr<Cluster>> Cluster::open(std::shared_ptr<Node> node,
                                                const ClusterOptions& options) {
-  if (node->has_elsewhere())
-    return fail(Code::refused, "this node is in a cluster already; close that one first");
+  if (node->has_elsewhere()) return fail(Code::refused, "this node is in another cluster already");
   auto shared = std::make_shared<Shared>(options);
   return std::unique_ptr<Cluster>(new Cluster(std::move(node), options, std::move(shared)));
 }
@@ -72,6 +77,8 @@ Result<void> Cluster::set_members(std::span<const ClusterMember> members) {
                      .is_self = each.id == id()});
   const std::lock_guard lock(views_mutex_);
   if (is_closed()) return fail(Code::refused, "the cluster is closed");
+  if (!view_ && node_->has_elsewhere())
+    return fail(Code::refused, "this node is in another cluster already");
   if (auto set = shared_->members.set(std::move(infos)); !set) return set;
   const SnapshotPtr now = shared_->members.now();
   if (auto set = shared_->peers.set_members(*now); !set) return set;
@@ -88,23 +95,18 @@ void Cluster::take_over(const SnapshotPtr& before, const SnapshotPtr& now) {
   for (const auto& member : now->members)
     names.push_back({member.info.id, member.info.incarnation});
   shared_->shard->set_members(names);
-  const auto slots_in = [&](const MemberView::Snapshot& view) {
-    const std::uint16_t voter = view.owners.index_of(id());
-    return voter == OwnerTable::kNobody ? SlotSet() : view.owners.slots_of(voter);
-  };
-  if (before) shared_->shard->forget_slots(slots_in(*before) & ~slots_in(*now));
+  if (before) shared_->shard->forget_slots(slots_in(*before, id()) & ~slots_in(*now, id()));
 
-  OwnerView view{.table = std::shared_ptr<const OwnerTable>(now, &now->owners),
-                 .handles = now->voters,
-                 .incarnations = {},
-                 .self = {}};
-  if (now->self != kNoMember) view.self = now->self;
-  for (const MemberHandle voter : now->voters)
+  OwnerView view = now->owners;
+  view.incarnations.clear();
+  for (const MemberHandle voter : view.handles)
     view.incarnations.push_back(now->by_handle(voter)->info.incarnation);
   const std::lock_guard lock(mutex_);
   if (!publisher_)
     publisher_ = std::make_unique<Publisher>(
-        Publisher::Parts{*node_, *shared_->shard, shared_->wire,
+        Publisher::Parts{*node_,
+                         *shared_->shard,
+                         shared_->wire,
                          {.node = id(), .incarnation = options_.incarnation}},
         options_.publisher);
   publisher_->set_view(std::move(view));
@@ -126,8 +128,7 @@ void Cluster::run() {
     bool is_more = publisher.turn(steady_clock::now());
     is_more |= shared_->shard->sweep();
     lock.lock();
-    if (!is_more)
-      woken_.wait_for(lock, options_.publisher.linger, [this] { return stopping_; });
+    if (!is_more) woken_.wait_for(lock, options_.publisher.linger, [this] { return stopping_; });
   }
 }
 
@@ -156,7 +157,7 @@ bool Cluster::leave(Deadline deadline) {
     has_left_ = true;
   }
   bool are_told = true;
-  const std::vector<MemberHandle> voters = view_ ? view_->voters : std::vector<MemberHandle>();
+  const auto voters = view_ ? view_->owners.handles : std::vector<MemberHandle>();
   for (const MemberHandle voter : voters) {
     const Batch farewell{.from = {id(), options_.incarnation, kLastSequence},
                          .is_withdraw = false,
@@ -198,27 +199,36 @@ std::vector<WantedStream> Cluster::wait_wanted(Deadline deadline) {
   return is_closed() ? std::vector<WantedStream>() : shared_->peers.wanted().wait(deadline);
 }
 
-std::vector<PeerStats> Cluster::peers() const { return shared_->peers.stats(); }
+std::vector<ClusterPeer> Cluster::peers() const {
+  const SnapshotPtr now = shared_->members.now();
+  std::vector<ClusterPeer> peers;
+  for (const PeerStats& stats : shared_->peers.stats()) {
+    const MemberView::Member* member = now->by_id(stats.id);
+    if (member != nullptr)
+      peers.push_back(
+          {member->info.incarnation, member->info.state == MemberState::draining, stats});
+  }
+  return peers;
+}
 
 // --- asking --------------------------------------------------------------------------------------
 
-Cluster::Whereabouts Cluster::locate(const Hash128& space, std::span<const Hash128> keys,
-                                     Deadline deadline) {
-  Whereabouts found{.holders = std::vector<std::vector<Hash128>>(keys.size()),
-                    .why = Miss::absent};
+Cluster::Holders Cluster::locate(const Hash128& space, std::span<const Hash128> keys,
+                                 Deadline deadline) {
+  Holders found{.of = std::vector<std::vector<Hash128>>(keys.size()), .why = Miss::absent};
   const FarGate::Visit visit(shared_->gate);
   if (!visit) return found;
   std::vector<DirectoryKey> names;
   names.reserve(keys.size());
   for (const Hash128& key : keys) names.push_back(make_directory_key(space, key));
   const SnapshotPtr now = shared_->members.now();
-  std::vector<LocatedKey> located(keys.size());
+  std::vector<Whereabouts> located(keys.size());
   LocateRound round(*now, shared_->peers, shared_->shard.get());
   found.why = round.run(names, deadline, located);
   for (std::size_t i = 0; i < keys.size(); ++i) {
     for (const MemberHandle holder : located[i].holders) {
       const MemberView::Member* member = now->by_handle(holder);
-      if (member != nullptr) found.holders[i].push_back(member->info.id);
+      if (member != nullptr) found.of[i].push_back(member->info.id);
     }
   }
   return found;
@@ -228,11 +238,11 @@ Cluster::Whereabouts Cluster::locate(const Hash128& space, std::span<const Hash1
 
 ClusterStats Cluster::stats() const {
   const SnapshotPtr now = shared_->members.now();
-  const std::uint16_t voter = now->owners.index_of(id());
   ClusterStats stats{.views = now->version,
                      .members = now->members.size(),
-                     .voters = now->voters.size(),
-                     .owners = now->owners.fingerprint(),
+                     .voters = now->owners.handles.size(),
+                     .slots_owned = slots_in(*now, id()).count(),
+                     .owners = now->owners.table ? now->owners.table->fingerprint() : 0,
                      .is_member = now->self != kNoMember,
                      .calls_inside = shared_->gate.inside(),
                      .streams_refused = streams_refused_.load(std::memory_order_relaxed),
@@ -240,7 +250,6 @@ ClusterStats Cluster::stats() const {
                      .finder = shared_->finder.stats(),
                      .publisher = {},
                      .wire = shared_->wire.stats()};
-  if (voter != OwnerTable::kNobody) stats.slots_owned = now->owners.slots_of(voter).count();
   const std::lock_guard lock(mutex_);
   stats.has_left = has_left_;
   if (publisher_) stats.publisher = publisher_->stats();

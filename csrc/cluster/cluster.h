@@ -66,6 +66,12 @@ struct ClusterStats {
   WireStats wire;
 };
 
+struct ClusterPeer {
+  std::uint64_t incarnation = 0;
+  bool is_draining = false;
+  PeerStats stats;
+};
+
 class Cluster {
  public:
   static Result<std::unique_ptr<Cluster>> open(std::shared_ptr<Node> node,
@@ -92,18 +98,18 @@ class Cluster {
   // To whom streams are wanted; none at the deadline, and once it is closed.
   std::vector<WantedStream> wait_wanted(Deadline deadline);
 
-  struct Whereabouts {
-    std::vector<std::vector<Hash128>> holders;  // per key
-    Miss why = Miss::none;                      // not all owners have answered
+  struct Holders {
+    std::vector<std::vector<Hash128>> of;  // per key
+    Miss why = Miss::none;                 // not all owners have answered
   };
-  Whereabouts locate(const Hash128& space, std::span<const Hash128> keys, Deadline deadline);
+  Holders locate(const Hash128& space, std::span<const Hash128> keys, Deadline deadline);
 
   // Everybody forgets what this node told, and it tells nothing any more. False: somebody was not
   // told by the deadline; he finds out by the next view.
   bool leave(Deadline deadline);
 
   ClusterStats stats() const;
-  std::vector<PeerStats> peers() const;
+  std::vector<ClusterPeer> peers() const;
 
   // False: a call that was inside had not ended by the deadline; nothing that it uses is gone.
   bool close(Deadline deadline);
