@@ -55,8 +55,8 @@ class DirectoryShard final : public DirectoryService {
     std::mutex mutex;  // held while a batch of it is carried out; guards the fields below
     std::uint64_t incarnation = 0;
     std::uint64_t sequence = 0;
-    Holder holder;             // number 0: none
-    bool is_gone = false;      // and out of members_, by now
+    Holder holder;                // number 0: none
+    bool is_gone = false;         // and out of members_, by now
     bool has_met_a_view = false;  // guarded by mutex_, below
   };
   using MemberPtr = std::shared_ptr<Member>;

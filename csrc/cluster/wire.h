@@ -17,13 +17,16 @@ namespace kvpool {
 
 // A member as this process numbers it: the same for as long as the process lives, whatever
 // incarnations the member has and however often it comes back.
-using MemberHandle = std::uint32_t;
+using MemberHandle = std::uint16_t;
 
 // Who owns which slots, as one view of the members has it.
 struct OwnerView {
   std::shared_ptr<const OwnerTable> table;
-  std::vector<MemberHandle> handles;  // by voter of the table
-  std::optional<MemberHandle> self;   // this node, if it is a member
+  // By voter of the table: as whom it is reached, and which life of it this is. One that began
+  // another life has forgotten what it was told.
+  std::vector<MemberHandle> handles;
+  std::vector<std::uint64_t> incarnations;
+  std::optional<MemberHandle> self;  // this node, if it is a member
 };
 
 struct Batch {

@@ -45,7 +45,7 @@ class DirectoryDoor {
  public:
   void set(std::shared_ptr<DirectoryService> directory) {
     const std::lock_guard lock(mutex_);
-    directory_.swap(directory);  // the one before ends outside, if it ends
+    directory_.swap(directory);  // the one before ends with the argument, behind the lock
   }
   std::shared_ptr<DirectoryService> get() const {
     const std::lock_guard lock(mutex_);
