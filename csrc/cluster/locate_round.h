@@ -33,9 +33,10 @@ class LocateRound {
 
  private:
   struct Question;
-  std::vector<Question> questions_for(std::span<const DirectoryKey> keys, Miss& why) const;
+  using Questions = std::vector<std::unique_ptr<Question>>;
+  Questions questions_for(std::span<const DirectoryKey> keys, Miss& why) const;
   bool ask(Question& question, Deadline deadline, Miss& why);
-  void hear(std::vector<Question>& questions, Deadline deadline, std::span<Whereabouts> answers,
+  void hear(const Questions& questions, Deadline deadline, std::span<Whereabouts> answers,
             Miss& why);
   bool use(const Question& question, std::span<Whereabouts> answers) const;
   void ask_own(const Question& question, std::span<Whereabouts> answers);
