@@ -265,6 +265,7 @@ Facts stats(const ClusterHandle& cluster) {
   d["has_left"] = s.has_left;
   d["is_told"] = s.is_told;
   d["is_closed"] = cluster->is_closed();
+  d["turns"] = s.turns;
   d["calls_inside"] = s.calls_inside;
   d["streams_refused"] = s.streams_refused;
   tell_shard(d, s.shard);

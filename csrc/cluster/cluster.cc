@@ -127,6 +127,7 @@ void Cluster::run() {
     lock.unlock();
     bool is_more = publisher.turn(steady_clock::now());
     is_more |= shared_->shard->sweep();
+    turns_.fetch_add(1, std::memory_order_release);
     lock.lock();
     if (!is_more) woken_.wait_for(lock, options_.publisher.linger, [this] { return stopping_; });
   }
@@ -225,7 +226,10 @@ Cluster::Holders Cluster::locate(const Hash128& space, std::span<const Hash128> 
   std::vector<Whereabouts> located(keys.size());
   LocateRound round(*now, shared_->peers, shared_->shard.get());
   found.why = round.run(names, deadline, located);
+  const Namespace* own = node_->find_namespace(space);
   for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (own != nullptr && node_->look(*own, keys.subspan(i, 1), nullptr).present == 1)
+      found.of[i].push_back(id());
     for (const MemberHandle holder : located[i].holders) {
       const MemberView::Member* member = now->by_handle(holder);
       if (member != nullptr) found.of[i].push_back(member->info.id);
@@ -244,6 +248,7 @@ ClusterStats Cluster::stats() const {
                      .slots_owned = slots_in(*now, id()).count(),
                      .owners = now->owners.table ? now->owners.table->fingerprint() : 0,
                      .is_member = now->self != kNoMember,
+                     .turns = turns_.load(std::memory_order_acquire),
                      .calls_inside = shared_->gate.inside(),
                      .streams_refused = streams_refused_.load(std::memory_order_relaxed),
                      .shard = shared_->shard->stats(),

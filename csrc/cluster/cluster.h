@@ -59,6 +59,7 @@ struct ClusterStats {
   std::uint64_t owners = 0;  // fingerprint of who owns which slots
   bool is_member = false, has_left = false;
   bool is_told = false;  // all that is here, to all who keep the directory, as of a moment ago
+  std::uint64_t turns = 0;  // of the thread that tells
   std::uint64_t calls_inside = 0, streams_refused = 0;
   ShardStats shard;
   FinderStats finder;
@@ -129,7 +130,7 @@ class Cluster {
   const ClusterOptions options_;
   const std::shared_ptr<Shared> shared_;  // with the node's calls
   std::atomic<bool> closed_{false};
-  std::atomic<std::uint64_t> streams_refused_{0};
+  std::atomic<std::uint64_t> streams_refused_{0}, turns_{0};
 
   std::mutex views_mutex_;  // held while a view is taken up; before mutex_. Guards the next
   SnapshotPtr view_;        // nullptr: none yet
