@@ -53,7 +53,7 @@ struct RemoteFetch::Work {
   const std::uint64_t bytes;
   StreamFetch fetch;
   const steady_clock::time_point began = steady_clock::now();
-  steady_clock::time_point moved = began;  // when the last byte came
+  steady_clock::time_point moved = began;         // when the last byte came
   std::optional<steady_clock::duration> latency;  // of the first byte
 };
 

@@ -196,9 +196,8 @@ bool StreamServe::lookup(const Call& call) {
   const Looked looked =
       host_.node.look_far(*call.space, call.keys, tiers.data(), reach_of(call), why);
   if ((call.head.flags & kIsPart) == 0) call.space->traffic->count_lookup(call.keys.size(), looked);
-  return answer(call, {.count = looked.present,
-                       .why = why,
-                       .body = std::as_bytes(std::span(tiers))});
+  return answer(call,
+                {.count = looked.present, .why = why, .body = std::as_bytes(std::span(tiers))});
 }
 
 bool StreamServe::wait(const Call& call) {
