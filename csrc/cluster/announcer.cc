@@ -3,9 +3,15 @@
 #include <algorithm>
 
 namespace kvpool {
+namespace {
+
+// Of its time: whoever steps it does so every so often.
+constexpr auto kAhead = std::chrono::milliseconds(20);
+
+}  // namespace
 
 bool Announcer::step(Time now, const Tell& tell) {
-  if (is_idle() || now < next_) return false;
+  if (is_idle() || now + kAhead < next_) return false;
   if (!walk_) {
     walk_.emplace();
     telling_ = asked_;
@@ -26,7 +32,7 @@ bool Announcer::step(Time now, const Tell& tell) {
     walk_.reset();
     ++rounds_;
   }
-  return !is_idle() && now >= next_;
+  return !is_idle() && now + kAhead >= next_;
 }
 
 }  // namespace kvpool
