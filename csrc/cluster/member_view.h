@@ -22,7 +22,7 @@
 
 namespace kvpool {
 
-inline constexpr MemberHandle kNoMember = 0xffff'ffff;
+inline constexpr MemberHandle kNoMember = static_cast<MemberHandle>(~0u);
 
 enum class MemberState : std::uint8_t {
   up,

@@ -11,14 +11,14 @@
 namespace kvpool {
 namespace {
 
-using std::chrono::milliseconds;
+using namespace std::chrono_literals;
 using std::chrono::steady_clock;
 
 constexpr std::size_t kTurnBytes = 1 << 20;  // from one stream before the next has its turn
 constexpr std::size_t kStreamsWanted = 4;    // of one holder
 // No byte for a part of the time there is, and somebody else has it too: that one is asked instead.
 constexpr int kStallShare = 4;
-constexpr auto kStallMin = milliseconds(20), kStallMax = milliseconds(2000);
+constexpr auto kStallMin = 20ms, kStallMax = 2000ms;
 
 }  // namespace
 
@@ -53,8 +53,8 @@ struct RemoteFetch::Work {
   const std::uint64_t bytes;
   StreamFetch fetch;
   const steady_clock::time_point began = steady_clock::now();
-  steady_clock::time_point moved = began;  // when the last byte came
-  std::optional<steady_clock::duration> latency;
+  steady_clock::time_point moved = began;         // when the last byte came
+  std::optional<steady_clock::duration> latency;  // of the first byte
 };
 
 RemoteFetch::RemoteFetch(const Elsewhere::Ask& ask, std::span<const Whereabouts> where,
@@ -232,8 +232,8 @@ void RemoteFetch::take_by_turns() {
   for (const auto& work : work_) {
     if (work->fetch.is_over()) return;  // as one that could not be started
     ready.push_back({.fd = work->fetch.stream()->descriptor(), .events = POLLIN, .revents = 0});
-    next =
-        std::min(next, std::max(work->moved + stall_max_, steady_clock::now() + milliseconds(1)));
+    if (can_stall(*work))
+      next = std::min(next, std::max(work->moved + stall_max_, steady_clock::now() + 1ms));
   }
   poll(ready.data(), ready.size(), std::max(poll_ms(next), 0));
   for (std::size_t i = 0; i < ready.size(); ++i)
@@ -249,13 +249,17 @@ void RemoteFetch::step(Work& work) {
   work.source.peer->count_fetched(more, more * ask_.space.block_bytes);
 }
 
+// Somebody else could be asked for what it does not bring.
+bool RemoteFetch::can_stall(const Work& work) {
+  const std::size_t index = work.piece.from + work.fetch.delivered();
+  return index < work.piece.to && has_other(index, work.source.member());
+}
+
 void RemoteFetch::look_for_stalls() {
   const auto now = steady_clock::now();
   for (const auto& work : work_) {
     if (work->fetch.is_over()) continue;
-    const std::size_t index = work->piece.from + work->fetch.delivered();
-    const bool is_stalled = now - work->moved >= stall_max_ && index < work->piece.to &&
-                            has_other(index, work->source.member());
+    const bool is_stalled = now - work->moved >= stall_max_ && can_stall(*work);
     if (is_stalled || now >= ask_.deadline) work->fetch.give_up(Miss::timed_out);
   }
 }

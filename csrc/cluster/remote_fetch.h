@@ -49,6 +49,7 @@ class RemoteFetch {
   bool start_at(Source& source);
   void take_by_turns();
   void step(Work& work);
+  bool can_stall(const Work& work);
   void look_for_stalls();
   void end_over();
   void end_work(Work& work);
@@ -65,9 +66,10 @@ class RemoteFetch {
   BlockSink& sink_;
   const Stale stale_;
   const std::chrono::steady_clock::duration stall_max_;
-  std::vector<Holders> where_;  // who may still be asked
-  std::size_t end_ = 0;         // nothing from here on is wanted: that one cannot be had
-  Miss why_ = Miss::none;       // why not
+  std::vector<Holders> where_;         // who may still be asked
+  std::size_t end_ = 0;                // nothing from here on is wanted: that one cannot be had
+  Miss why_ = Miss::none;              // why not
+  Miss trouble_ = Miss::disconnected;  // why the last who could not be asked could not
   std::vector<std::unique_ptr<Source>> sources_;  // best first
   std::deque<Piece> pieces_;                      // that nobody has been asked for
   std::vector<std::unique_ptr<Work>> work_;

@@ -186,13 +186,18 @@ bool StreamServe::dispatch(const Call& call) {
   return false;  // not reached: check() knows all of them
 }
 
+Reach StreamServe::reach_of(const Call& call) {
+  return call.is_here_only ? Reach::here() : Reach::by(call.patience.deadline);
+}
+
 bool StreamServe::lookup(const Call& call) {
   std::vector<std::uint8_t> tiers(call.keys.size());
-  const Looked looked = host_.node.look(*call.space, call.keys, tiers.data());
+  Miss why{};
+  const Looked looked =
+      host_.node.look_far(*call.space, call.keys, tiers.data(), reach_of(call), why);
   if ((call.head.flags & kIsPart) == 0) call.space->traffic->count_lookup(call.keys.size(), looked);
-  return answer(call, {.count = looked.present,
-                       .why = looked.present < call.keys.size() ? Miss::absent : Miss::none,
-                       .body = std::as_bytes(std::span(tiers))});
+  return answer(call,
+                {.count = looked.present, .why = why, .body = std::as_bytes(std::span(tiers))});
 }
 
 bool StreamServe::wait(const Call& call) {

@@ -66,6 +66,7 @@ class StreamServe final : public Source {
   bool serve(const Request& head, const std::byte* keys);
   bool dispatch(const Call& call);
   Refusal refusal_of(const Call& call) const;
+  static Reach reach_of(const Call& call);
   bool lookup(const Call& call);
   bool get(const Call& call);
   bool put(const Call& call);

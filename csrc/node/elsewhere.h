@@ -25,7 +25,8 @@ inline constexpr std::uint8_t kTierRemote = 8;
 struct Reach {
   using Deadline = std::chrono::steady_clock::time_point;
   bool is_far = true;
-  std::optional<Deadline> until{};  // nullopt: for NodeOptions::far_timeout, once it asks at all
+  // Nor, without anything coming, for longer than NodeOptions::far_timeout.
+  std::optional<Deadline> until{};
 
   // Never further than this node: what other nodes ask, so that no request goes round.
   static Reach here() { return {.is_far = false}; }

@@ -66,7 +66,7 @@ struct NodeOptions {
   SsdAdmit ssd_admit = SsdAdmit::second_use;
   // A read of the SSD that takes longer is a miss; what it reads into stays taken until it ends.
   std::chrono::milliseconds ssd_timeout{5000};
-  // What is not here is asked of other members for so long by calls that have no deadline.
+  // Other members are asked for so long, and again for so long whenever something has come.
   std::chrono::milliseconds far_timeout{1000};
 };
 

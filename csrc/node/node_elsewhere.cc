@@ -106,7 +106,8 @@ std::shared_ptr<Elsewhere> Node::elsewhere() const {
 }
 
 Node::Deadline Node::far_deadline(const Reach& reach) const {
-  return reach.until.value_or(steady_clock::now() + options_.far_timeout);
+  const Deadline most = steady_clock::now() + options_.far_timeout;
+  return std::min(reach.until.value_or(most), most);
 }
 
 // Whether there is somebody to ask; from the first time on the call has a deadline.

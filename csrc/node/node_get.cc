@@ -58,6 +58,7 @@ std::size_t Node::get_part(const Namespace& space, std::span<const Hash128> keys
       done += came;
       from_far += came;
       if (miss != Miss::none) break;
+      if (came > 0) far.deadline = far_deadline(reach);
       continue;
     }
     if (got == Got::whole) {
@@ -168,6 +169,7 @@ std::size_t Node::acquire_part(const Namespace& space, std::span<const Hash128> 
       done += came;
       from_far += came;
       if (miss != Miss::none) break;
+      if (came > 0) far.deadline = far_deadline(reach);
       continue;
     }
     miss = Miss::none;
