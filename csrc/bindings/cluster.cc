@@ -250,7 +250,13 @@ void tell_publisher(Facts& d, const PublisherStats& publisher, const WireStats& 
   d["wire_refused"] = wire.refused;
 }
 
+// Closed or not.
+void require_parent(const ClusterHandle& cluster) {
+  if (cluster->is_forked()) usable(cluster);
+}
+
 Facts stats(const ClusterHandle& cluster) {
+  require_parent(cluster);
   const ClusterStats s = [&] {
     const GilReleased released;
     return cluster->stats();
@@ -314,6 +320,7 @@ Facts facts_of(const ClusterPeer& peer) {
 }
 
 nb::typed<nb::list, Facts> peers(const ClusterHandle& cluster) {
+  require_parent(cluster);
   const std::vector<ClusterPeer> all = [&] {
     const GilReleased released;
     return cluster->peers();

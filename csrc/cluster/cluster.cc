@@ -30,7 +30,7 @@ struct Cluster::Shared {
       : shard(std::make_shared<DirectoryShard>(options.directory)),
         peers(options.peers),
         finder(members, peers, shard.get(), options.finder),
-        gate(finder, options.fetch_max),
+        gate(finder),
         wire(members, peers, *shard) {}
 
   const std::shared_ptr<DirectoryShard> shard;  // with the requests of peers
@@ -83,8 +83,10 @@ Result<void> Cluster::set_members(std::span<const ClusterMember> members) {
   const SnapshotPtr now = shared_->members.now();
   if (auto set = shared_->peers.set_members(*now); !set) return set;
   take_over(view_, now);
-  if (!view_ && begin_telling())
+  if (!view_ && begin_telling()) {
+    node_->set_far_timeout(options_.fetch_max);
     node_->set_elsewhere(std::shared_ptr<Elsewhere>(shared_, &shared_->gate));
+  }
   view_ = now;
   return {};
 }

@@ -44,7 +44,8 @@ struct ClusterOptions {
   PeerOptions peers;
   Finder::Options finder;
   PublisherOptions publisher;
-  std::chrono::milliseconds fetch_max{1000};  // of one call of the node
+  // Of a call of the node in which nothing comes.
+  std::chrono::milliseconds fetch_max{1000};
 };
 
 struct ClusterMember {
@@ -58,7 +59,7 @@ struct ClusterStats {
   std::uint64_t views = 0, members = 0, voters = 0, slots_owned = 0;
   std::uint64_t owners = 0;  // fingerprint of who owns which slots
   bool is_member = false, has_left = false;
-  bool is_told = false;  // all that is here, to all who keep the directory, as of a moment ago
+  bool is_told = false;     // all that is here, to all who keep the directory, as of a moment ago
   std::uint64_t turns = 0;  // of the thread that tells
   std::uint64_t calls_inside = 0, streams_refused = 0;
   ShardStats shard;

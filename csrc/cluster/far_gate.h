@@ -14,16 +14,15 @@ namespace kvpool {
 
 class FarGate final : public Elsewhere {
  public:
-  // `calls_max`: of one call that names no earlier deadline. Outlived by `to`.
-  FarGate(Elsewhere& to, std::chrono::milliseconds call_max) : to_(to), call_max_(call_max) {}
+  explicit FarGate(Elsewhere& to) : to_(to) {}  // outlived by `to`
 
   Miss find(const Ask& ask, std::span<std::uint8_t> has) override {
     const Visit visit(*this);
-    return visit ? to_.find(bounded(ask), has) : Miss::absent;
+    return visit ? to_.find(ask, has) : Miss::absent;
   }
   Miss fetch(const Ask& ask, BlockSink& sink) override {
     const Visit visit(*this);
-    return visit ? to_.fetch(bounded(ask), sink) : Miss::absent;
+    return visit ? to_.fetch(ask, sink) : Miss::absent;
   }
 
   // For as long as it lives somebody is inside; false: the door was shut.
@@ -65,13 +64,8 @@ class FarGate final : public Elsewhere {
     const std::lock_guard lock(mutex_);
     if (--inside_ == 0 && is_shut_) left_.notify_all();
   }
-  Ask bounded(const Ask& ask) const {
-    return {ask.space, ask.keys,
-            std::min(ask.deadline, std::chrono::steady_clock::now() + call_max_)};
-  }
 
   Elsewhere& to_;
-  const std::chrono::milliseconds call_max_;
   mutable std::mutex mutex_;  // guards all below
   std::condition_variable left_;
   std::size_t inside_ = 0;

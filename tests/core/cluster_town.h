@@ -30,6 +30,7 @@ struct Host {
       : id(key_of(1'000'000 + number)), served(options) {
     wanted.id = id;
     wanted.incarnation = incarnation;
+    wanted.fetch_max = 60s;  // tests name their own
     auto opened = Cluster::open(shared(), wanted);
     REQUIRE(opened.has_value());
     cluster = std::move(*opened);
