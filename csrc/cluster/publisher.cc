@@ -23,10 +23,18 @@ Sent sent(Told told) {
   return Sent::ok;
 }
 
+PublisherOptions with_bounds(PublisherOptions options) {
+  options.keys_queued_max =
+      std::max<std::size_t>(options.keys_queued_max, 2 * ResidentWalk::kRecordsPerPiece);
+  return options;
+}
+
 }  // namespace
 
 Publisher::Publisher(const Parts& parts, const PublisherOptions& options)
-    : parts_(parts), options_(options), announcer_(parts.node, options.announced_per_s) {
+    : parts_(parts),
+      options_(with_bounds(options)),
+      announcer_(parts.node, options.announced_per_s) {
   parts_.node.listen(options_.changes_max);
 }
 

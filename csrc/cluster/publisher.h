@@ -33,8 +33,9 @@ namespace kvpool {
 
 struct PublisherOptions {
   std::chrono::milliseconds linger{20};
-  std::size_t changes_max = 1 << 16;      // noted between two turns; 32 bytes each
-  std::size_t keys_queued_max = 1 << 16;  // for each owner; 24 bytes each
+  std::size_t changes_max = 1 << 16;  // noted between two turns; 32 bytes each
+  // For each owner; 24 bytes each. At least two pieces of a walk, since one may be all for it.
+  std::size_t keys_queued_max = 1 << 16;
   std::chrono::milliseconds timeout{500};
   std::chrono::milliseconds pause_min{250}, pause_max{30'000};
   std::chrono::milliseconds announce_every{600'000};
