@@ -104,11 +104,9 @@ Miss miss_of(const ShmUse& use, const LaneCall& call) {
       return call.miss() == Miss::none ? Miss::moved : call.miss();
     case Refusal::no_space:
       return Miss::absent;
-    case Refusal::draining:
-    case Refusal::not_here:
-      break;
+    default:
+      return Miss::disconnected;
   }
-  return Miss::disconnected;
 }
 
 }  // namespace

@@ -6,13 +6,15 @@
 #include <thread>
 #include <unordered_map>
 
+#include "block_random.h"
 #include "cluster/directory.h"
-#include "node_parts.h"
+#include "core_build.h"
 
 namespace kvpool {
 namespace {
 
-using test::key_of;
+Hash128 key_of(std::uint64_t n) { return {mix64(n + 77), mix64(~n)}; }
+
 using test::Random;
 
 std::vector<DirectoryKey> keys_from(std::uint64_t first, std::size_t count) {

@@ -7,12 +7,11 @@
 #include <cstdio>
 
 #include "cluster/owner_table.h"
-#include "node_parts.h"
 
 namespace kvpool {
 namespace {
 
-using test::key_of;
+Hash128 key_of(std::uint64_t n) { return {mix64(n + 77), mix64(~n)}; }
 
 std::vector<Voter> voters_of(std::size_t count, std::uint32_t weight_of(std::size_t) = nullptr) {
   std::vector<Voter> voters;
