@@ -1,7 +1,7 @@
 // Finds and fetches what a node does not have: asks the directory who holds it, chooses among the
 // holders, fetches.
 //
-// Answers of the directory are kept for a moment, since a lookup and the get that follows it ask the
+// Answers of the directory are kept for a moment, since a lookup and the get behind it ask the
 // same; a hint that turned out stale is dropped at once.
 // Thread rule: every method from any thread.
 #pragma once

@@ -52,6 +52,7 @@ struct LocateRound::Question {
     return head.magic == kAnswerMagic && head.version == kFrameVersion && head.op == Op::locate &&
            head.id == id && head.body_bytes <= body_bytes_of(kMembersMax, keys.size());
   }
+  bool is_refused() const { return bytes >= sizeof(Answer) && fits() && answer().failed != 0; }
   // Bytes of the whole answer, as far as is known.
   std::size_t wanted() const {
     return sizeof(Answer) + (bytes < sizeof(Answer) ? 0 : answer().body_bytes);
@@ -160,7 +161,7 @@ void LocateRound::hear(const Questions& questions, Deadline deadline,
         open[i]->id = 0;
       } else {
         why = Miss::disconnected;
-        open[i]->give_up(took == Took::end ? why : Miss::damaged);
+        open[i]->give_up(took == Took::end || open[i]->is_refused() ? why : Miss::damaged);
       }
     }
   }

@@ -106,18 +106,36 @@ void Peer::failed(Miss why) {
     is_probing_ = false;
     // Of several requests that fail together, one makes the pause longer.
     if (state_ == BreakerState::open && Clock::now() < closed_again_) return;
-    if (state_ == BreakerState::half_open) pause_ = std::min(pause_ * 2, options_.pause_max);
-    state_ = BreakerState::open;
-    closed_again_ = Clock::now() + pause_;
-    ++opened_;
+    open_breaker();
   }
   want();
 }
 
-void Peer::want() {
+void Peer::dial_failed() {
+  Clock::time_point again;
+  {
+    const std::lock_guard lock(mutex_);
+    ++failures_;
+    open_breaker();
+    again = closed_again_;
+  }
+  want(again);
+}
+
+// Under the lock.
+void Peer::open_breaker() {
+  if (state_ != BreakerState::closed) pause_ = std::min(pause_ * 2, options_.pause_max);
+  state_ = BreakerState::open;
+  is_probing_ = false;
+  closed_again_ = Clock::now() + pause_;
+  ++opened_;
+}
+
+void Peer::want(Clock::time_point not_before) {
   const std::size_t live = streams();
-  if (live < options_.streams)
-    wanted_->want({.member = member_, .id = id_, .count = options_.streams - live});
+  if (live >= options_.streams) return;
+  wanted_->want(
+      {.member = member_, .id = id_, .count = options_.streams - live, .not_before = not_before});
 }
 
 // --- asking --------------------------------------------------------------------------------------

@@ -57,8 +57,8 @@ class Peer {
   // A socket that the other side serves as a peer's; taken over, also on failure. One more than
   // wanted is closed.
   Result<void> add_stream(int descriptor);
-  // The dialer could not: counts as a failed request.
-  void dial_failed() { failed(Miss::disconnected); }
+  // The dialer could not: as a failed request, and it is asked again when the pause is over.
+  void dial_failed();
   void close();
 
   // Whether asking makes sense now. Says so to one caller while half open: who was told yes asks.
@@ -102,7 +102,8 @@ class Peer {
   Peer(MemberHandle member, const Hash128& id, const PeerOptions& options,
        std::shared_ptr<WantedStreams> wanted, std::unique_ptr<StreamPool> shorts,
        std::unique_ptr<StreamPool> bulk);
-  void want();
+  void want(Clock::time_point not_before = {});
+  void open_breaker();
 
   const MemberHandle member_;
   const Hash128 id_;

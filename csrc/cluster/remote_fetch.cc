@@ -249,10 +249,10 @@ void RemoteFetch::step(Work& work) {
   work.source.peer->count_fetched(more, more * ask_.space.block_bytes);
 }
 
-// Somebody else could be asked for what it does not bring.
+// Somebody else could be asked for what it does not bring; or it brings nothing that is wanted.
 bool RemoteFetch::can_stall(const Work& work) {
   const std::size_t index = work.piece.from + work.fetch.delivered();
-  return index < work.piece.to && has_other(index, work.source.member());
+  return index >= std::min(work.piece.to, end_) || has_other(index, work.source.member());
 }
 
 void RemoteFetch::look_for_stalls() {

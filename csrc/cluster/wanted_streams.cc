@@ -1,7 +1,6 @@
 #include "cluster/wanted_streams.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace kvpool {
 
@@ -18,8 +17,20 @@ void WantedStreams::want(const WantedStream& wanted) {
 
 std::vector<WantedStream> WantedStreams::wait(Deadline deadline) {
   std::unique_lock lock(mutex_);
-  came_.wait_until(lock, deadline, [&] { return closed_ || !wanted_.empty(); });
-  return std::exchange(wanted_, {});
+  for (;;) {
+    const auto now = std::chrono::steady_clock::now();
+    std::vector<WantedStream> due;
+    auto next = deadline;
+    for (const WantedStream& wanted : wanted_) {
+      if (wanted.not_before <= now)
+        due.push_back(wanted);
+      else
+        next = std::min(next, wanted.not_before);
+    }
+    std::erase_if(wanted_, [&](const WantedStream& wanted) { return wanted.not_before <= now; });
+    if (!due.empty() || closed_ || now >= deadline) return due;
+    came_.wait_until(lock, next);
+  }
 }
 
 void WantedStreams::close() {

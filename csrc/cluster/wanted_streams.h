@@ -16,12 +16,13 @@ struct WantedStream {
   MemberHandle member = kNoMember;
   Hash128 id;
   std::size_t count = 0;
+  Deadline not_before{};  // the last attempts have failed
 };
 
 class WantedStreams {
  public:
   void want(const WantedStream& wanted);
-  // Takes all; sleeps until there is one, the deadline has come or close() was called.
+  // Takes all that are due; sleeps until one is, the deadline has come or close() was called.
   std::vector<WantedStream> wait(Deadline deadline);
   void close();
 

@@ -1,8 +1,8 @@
 // Whom a node asks for blocks that it does not have: the other members of its cluster.
 //
 // Promises:  1. every call ends by its deadline;
-//            2. only a block that arrived() was said of may be shown to anybody: its bytes are those
-//               that its holder's checksum was made of. Until then a place holds anything;
+//            2. only a block of which arrived() was said may be shown to anybody: its bytes are the
+//               ones that its holder made its checksum of. Until then a place holds anything;
 //            3. when fetch() has returned, nobody writes to a place of its sink any more.
 // Thread rule: every method from any thread. Nothing here is called under the node's lock.
 #pragma once

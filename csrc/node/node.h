@@ -370,6 +370,7 @@ class Node {
   FarWindow join_far(Lock& lock, const FarCall& call, std::shared_ptr<FarFetch> fetch,
                      const Hash128& key, Miss& why);
   bool choose_far_keys(const std::shared_ptr<FarFetch>& fetch, std::span<const Hash128> keys);
+  bool get_if_here(const FarCall& call, std::size_t index, BlockSink& sink);
   Miss why_not(const FarCall& call, const FarWindow& window, std::size_t part) const;
   bool find_far_room(FarFetch& fetch, std::size_t index);
   void keep_far_leading(Lock& lock, FarFetch& fetch);

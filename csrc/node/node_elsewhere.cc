@@ -329,6 +329,15 @@ Miss Node::why_not(const FarCall& call, const FarWindow& window, std::size_t par
   return fetch.why;
 }
 
+bool Node::get_if_here(const FarCall& call, std::size_t index, BlockSink& sink) {
+  Found found;
+  const std::uint32_t incarnation = call.space.incarnation.load(std::memory_order_acquire);
+  if (!reader_.find(call.keys[index], incarnation, found)) return false;
+  if ((found.tier & kTierDram) == 0 || !sink.deliver(index, reader_, found)) return false;
+  report_touches({&found, 1});
+  return true;
+}
+
 std::size_t Node::get_from_elsewhere(FarCall& call, std::size_t done, BlockSink& sink, Miss& why) {
   using At = FarFetch::At;
   const FarWindow window = far_fetch(call, done, false, why);
@@ -337,8 +346,12 @@ std::size_t Node::get_from_elsewhere(FarCall& call, std::size_t done, BlockSink&
     const std::size_t index = done + part - window.first;
     const FarFetch::Part& here = window.fetch->parts[part];
     const bool is_wanted = index < call.keys.size() && window.fetch->keys[part] == call.keys[index];
+    if (!is_wanted || !here.has_come) break;
     // What another call's window has kept is read like all that is here.
-    if (!is_wanted || !here.has_come || (here.at == At::kept && !window.is_own)) break;
+    if (here.at == At::kept && !window.is_own) {
+      if (!get_if_here(call, index, sink)) break;
+      continue;
+    }
     sink.from = kTierRemote;
     if (faults_->fires("get.deliver") || !sink.deliver_whole(index, window.fetch->payload(part))) {
       why = Miss::moved;

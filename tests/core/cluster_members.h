@@ -25,7 +25,8 @@ struct TestMember {
   TestMember(std::uint64_t n, const NodeOptions& options, const PeerOptions& peer_options)
       : id(key_of(n << 32)), peers(peer_options), served(std::make_unique<Served>(options)) {
     served->server->set_directory(shard);
-    finder = std::make_shared<Finder>(view, peers, shard.get());
+    // No test but those of faults may depend on how busy the machine is.
+    finder = std::make_shared<Finder>(view, peers, shard.get(), Finder::Options{.locate_max = 20s});
     served->pool.node->set_elsewhere(finder);
   }
   ~TestMember() {

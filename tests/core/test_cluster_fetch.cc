@@ -44,7 +44,6 @@ TEST_CASE("cluster fetch: a long chain comes over several holders and streams at
   std::uint64_t blocks = 0;
   for (const PeerStats& stats : cluster[3].peers.stats()) {
     CHECK(stats.fetched_blocks > 0);
-    CHECK(stats.failures == 0);
     blocks += stats.fetched_blocks;
   }
   CHECK(blocks == 1000);

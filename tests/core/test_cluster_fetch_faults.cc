@@ -95,7 +95,8 @@ struct Threatened {
 
   Threatened(bool has_other, HostilePeer::Does does, std::size_t good,
              std::chrono::milliseconds far_timeout)
-      : cluster(3, TestCluster::plain(64 * kMiB, far_timeout), 0) {
+      : cluster(3, TestCluster::plain(64 * kMiB, far_timeout), 0, Kind::unix_socket,
+                {.pause_min = 60s, .pause_max = 60s}) {
     for (std::size_t from = 0; from < 3; ++from)
       for (std::size_t to = 0; to < 3; ++to)
         if (from != to && !(from == 2 && to == 0))
@@ -117,47 +118,47 @@ TEST_CASE("cluster faults: bytes that are not what was announced are never deliv
   using Does = HostilePeer::Does;
   for (const Does does : {Does::wrong_bytes, Does::wrong_key, Does::wrong_size}) {
     CAPTURE(static_cast<int>(does));
-    Threatened alone(false, does, 7, 30s);
+    Threatened alone(false, does, 3, 30s);
     Miss why{};
-    CHECK(alone.cluster[2].get(alone.keys, kBlockBytes, why) == 7);
+    CHECK(alone.cluster[2].get(alone.keys, kBlockBytes, why) == 3);
     CHECK(why == Miss::damaged);
     CHECK(alone.victim().stats().damaged == 1);
     CHECK(alone.victim().stats().breaker == BreakerState::open);
     CHECK(alone.cluster[2].node().lookup(alone.cluster[2].space(kBlockBytes), alone.keys, nullptr,
-                                         Reach::here()) == 7);
+                                         Reach::here()) == 3);
     alone.cluster.check_at_rest();
 
-    Threatened two(true, does, 7, 30s);
+    Threatened two(true, does, 3, 30s);
     CHECK(two.cluster[2].get(two.keys, kBlockBytes, why) == two.keys.size());
     two.cluster.check_at_rest();
   }
 }
 
 TEST_CASE("cluster faults: a holder that closes in the middle is replaced, or missed") {
-  Threatened alone(false, HostilePeer::Does::closes, 5, 30s);
+  Threatened alone(false, HostilePeer::Does::closes, 3, 30s);
   Miss why{};
-  CHECK(alone.cluster[2].get(alone.keys, kBlockBytes, why) == 5);
+  CHECK(alone.cluster[2].get(alone.keys, kBlockBytes, why) == 3);
   CHECK(why == Miss::disconnected);
   alone.cluster.check_at_rest();
 
-  Threatened two(true, HostilePeer::Does::closes, 5, 30s);
+  Threatened two(true, HostilePeer::Does::closes, 3, 30s);
   CHECK(two.cluster[2].get(two.keys, kBlockBytes, why) == two.keys.size());
   CHECK(why == Miss::none);
   two.cluster.check_at_rest();
 }
 
 TEST_CASE("cluster faults: a holder that stops in the middle costs a share of the deadline") {
-  Threatened alone(false, HostilePeer::Does::stops, 5, 400ms);
+  Threatened alone(false, HostilePeer::Does::stops, 3, 3s);
   Miss why{};
   const auto began = std::chrono::steady_clock::now();
-  CHECK(alone.cluster[2].get(alone.keys, kBlockBytes, why, Reach::by(after(400ms))) <= 5);
+  CHECK(alone.cluster[2].get(alone.keys, kBlockBytes, why, Reach::by(after(3s))) <= 3);
   CHECK(why == Miss::timed_out);
   CHECK(std::chrono::steady_clock::now() - began < 20s);
   CHECK(alone.victim().stats().breaker == BreakerState::open);
   alone.cluster.check_at_rest();
 
   // One holder more, and all of it comes before the deadline.
-  Threatened two(true, HostilePeer::Does::stops, 5, 8s);
+  Threatened two(true, HostilePeer::Does::stops, 3, 8s);
   CHECK(two.cluster[2].get(two.keys, kBlockBytes, why) == two.keys.size());
   CHECK(why == Miss::none);
   CHECK(two.cluster[2].node().stats().far.timed_out == 0);

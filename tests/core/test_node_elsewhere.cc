@@ -213,7 +213,10 @@ TEST_CASE("node elsewhere: many who want the same keys cause one fetch of each")
         served += pool.node->get(pool.kv, mine, sink) == mine.size();
         wrong += sink.wrong;
       });
-    wait_until([&] { return pool.node->stats().far.joined > 0 && pool.neighbour->has_waiters(); });
+    wait_until([&] {
+      const FarCounters far = pool.node->stats().far;
+      return far.joined + far.fetches >= count && pool.neighbour->has_waiters();
+    });
     pool.neighbour->open();
     for (std::thread& thread : threads) thread.join();
     CHECK(served == count);
@@ -271,7 +274,7 @@ TEST_CASE("node elsewhere: where there is no room for them, blocks are delivered
 
 TEST_CASE("node elsewhere: a copy that is colder than most of a full pool is not kept") {
   Asking pool(plain(4 * kMiB));
-  const auto mine = keys_from(1, 150);
+  const auto mine = keys_from(1, 190);
   pool.put(pool.kv, mine);
   const std::size_t here = pool.node->lookup(pool.kv, mine, nullptr, Reach::here());
   for (int i = 0; i < 20; ++i) {
@@ -296,7 +299,7 @@ TEST_CASE("node elsewhere: what does not come is a miss with its reason, by the 
   pool.neighbour->open_for(5);
   Miss why{};
   const auto began = std::chrono::steady_clock::now();
-  CHECK(pool.fetch(keys, why, Reach::by(after(200ms))) == 5);
+  CHECK(pool.fetch(keys, why, Reach::by(after(2s))) == 5);
   CHECK(why == Miss::timed_out);
   CHECK(std::chrono::steady_clock::now() - began < 30s);
 
