@@ -4,6 +4,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <unistd.h>
+
 #include <random>
 #include <utility>
 
@@ -92,6 +94,14 @@ ClusterMember member_in(nb::handle object, std::size_t index) {
           .is_draining = nb::handle(parts[3]).is(Py_True)};
 }
 
+// A socket that nobody has taken over yet.
+struct Unused {
+  int descriptor;
+  ~Unused() {
+    if (descriptor >= 0) ::close(descriptor);
+  }
+};
+
 // --- calls ---------------------------------------------------------------------------------------
 
 ClusterHandle open(const NodeHandle& node, nb::handle node_id, nb::handle incarnation,
@@ -137,13 +147,13 @@ void set_members(const ClusterHandle& cluster, const nb::typed<nb::list, Vote>& 
 
 void add_stream(const ClusterHandle& cluster, nb::handle id, nb::handle incarnation,
                 int descriptor) {
-  Descriptor socket(descriptor);
+  if (descriptor < 0)
+    raise_bad_argument("descriptor is " + std::to_string(descriptor) + "; it must be an open one");
+  Unused unused{descriptor};
   Cluster& told = usable(cluster);
   const Hash128 member = id_in(id, "id");
   const std::uint64_t life = number_of(incarnation, "incarnation", 1, kAnyNumber);
-  if (descriptor < 0)
-    raise_bad_argument("descriptor is " + std::to_string(descriptor) + "; it must be an open one");
-  const int number = socket.release();
+  const int number = std::exchange(unused.descriptor, -1);
   value_or_raise([&] {
     const GilReleased released;
     return told.add_stream(member, life, number);

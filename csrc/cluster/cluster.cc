@@ -84,7 +84,7 @@ Result<void> Cluster::set_members(std::span<const ClusterMember> members) {
   if (auto set = shared_->peers.set_members(*now); !set) return set;
   take_over(view_, now);
   if (!view_ && begin_telling()) {
-    node_->set_far_timeout(options_.fetch_max);
+
     node_->set_elsewhere(std::shared_ptr<Elsewhere>(shared_, &shared_->gate));
   }
   view_ = now;
@@ -183,14 +183,12 @@ bool Cluster::is_known(const Hash128& id, std::uint64_t incarnation) const {
 }
 
 Result<void> Cluster::add_stream(const Hash128& id, std::uint64_t incarnation, int descriptor) {
-  Descriptor socket(descriptor);
+  const auto peer = !is_closed() && is_known(id, incarnation) ? shared_->peers.of(id) : nullptr;
+  if (peer) return peer->add_stream(descriptor);
+  const Descriptor refused(descriptor);
   if (is_closed()) return fail(Code::refused, "the cluster is closed");
-  const auto peer = is_known(id, incarnation) ? shared_->peers.of(id) : nullptr;
-  if (!peer) {
-    streams_refused_.fetch_add(1, std::memory_order_relaxed);
-    return fail(Code::refused, "no other member has this id and incarnation (any more)");
-  }
-  return peer->add_stream(socket.release());
+  streams_refused_.fetch_add(1, std::memory_order_relaxed);
+  return fail(Code::refused, "no other member has this id and incarnation (any more)");
 }
 
 void Cluster::note_failed(const Hash128& id, std::uint64_t incarnation) {

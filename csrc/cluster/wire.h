@@ -17,7 +17,7 @@ namespace kvpool {
 
 // A member as this process numbers it: the same for as long as the process lives, whatever
 // incarnations the member has and however often it comes back.
-using MemberHandle = std::uint32_t;
+using MemberHandle = std::uint16_t;
 
 // Who owns which slots, as one view of the members has it.
 struct OwnerView {

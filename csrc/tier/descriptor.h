@@ -25,7 +25,6 @@ class Descriptor {
   }
   int get() const { return number_; }
   bool is_open() const { return number_ >= 0; }
-  int release() { return std::exchange(number_, -1); }  // somebody else's to close from now on
 
  private:
   int number_ = -1;

@@ -30,7 +30,6 @@ struct Host {
       : id(key_of(1'000'000 + number)), served(options) {
     wanted.id = id;
     wanted.incarnation = incarnation;
-    wanted.fetch_max = 60s;  // tests name their own
     auto opened = Cluster::open(shared(), wanted);
     REQUIRE(opened.has_value());
     cluster = std::move(*opened);
@@ -75,7 +74,7 @@ class Town {
   }
 
   Host& add() {
-    auto made = std::make_unique<Host>(hosts_.size(), Pool::plain(bytes_), options_);
+    auto made = std::make_unique<Host>(hosts_.size(), plain(), options_);
     Host& host = *made;
     {
       const std::lock_guard lock(mutex_);
@@ -138,6 +137,11 @@ class Town {
   }
 
  private:
+  NodeOptions plain() const {
+    NodeOptions options = Pool::plain(bytes_);
+    options.far_timeout = 60s;  // calls name their own
+    return options;
+  }
   void dial_for(Host& host) {
     while (!host.cluster->is_closed())
       for (const WantedStream& wanted : host.cluster->wait_wanted(after(1s)))
