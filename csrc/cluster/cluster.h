@@ -7,9 +7,9 @@
 //   whoever dials --hands over--> PeerBook                                       threads of callers
 //
 // Order of their ends (close()): the node asks no more; servers answer no more from the shard;
-// nothing is told any more; streams end, and with them what waits on them; those who are still
-// inside leave. What calls of the node use goes when the last of them has left, by their deadline at
-// the latest; the node may go before the cluster, and after it.
+// streams end, and with them what waits on them; nothing is told any more; those who are still
+// inside leave. What calls of the node use goes with the last of them. The node may be closed
+// before the cluster, or after it.
 //
 // Promises:  1. without members, or with none but this node, it serves alone;
 //            2. every call ends by its deadline, whatever others do;

@@ -2,6 +2,7 @@
 // when some of them go.
 #include <cstdio>
 
+#include "cluster/cluster.h"
 #include "cluster_town.h"
 
 namespace kvpool {
