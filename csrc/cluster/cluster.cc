@@ -84,7 +84,6 @@ Result<void> Cluster::set_members(std::span<const ClusterMember> members) {
   if (auto set = shared_->peers.set_members(*now); !set) return set;
   take_over(view_, now);
   if (!view_ && begin_telling()) {
-
     node_->set_elsewhere(std::shared_ptr<Elsewhere>(shared_, &shared_->gate));
   }
   view_ = now;
@@ -225,7 +224,13 @@ Cluster::Holders Cluster::locate(const Hash128& space, std::span<const Hash128> 
   const SnapshotPtr now = shared_->members.now();
   std::vector<Whereabouts> located(keys.size());
   LocateRound round(*now, shared_->peers, shared_->shard.get());
-  found.why = round.run(names, deadline, located);
+  found.why = Miss::none;
+  for (std::size_t done = 0; done < names.size(); done += request_of(names, done).size()) {
+    const std::size_t some = request_of(names, done).size();
+    const Miss why = round.run(std::span(names).subspan(done, some), deadline,
+                               std::span(located).subspan(done, some));
+    if (why != Miss::none) found.why = why;
+  }
   const Namespace* own = node_->find_namespace(space);
   for (std::size_t i = 0; i < keys.size(); ++i) {
     if (own != nullptr && node_->look(*own, keys.subspan(i, 1), nullptr).present == 1)
