@@ -29,6 +29,11 @@ ServerHandle create(const NodeHandle& node, const ServerOptions& options) {
           }};
 }
 
+void add_stream(const ServerHandle& server, std::uint64_t client, int descriptor, bool is_peer) {
+  value_or_raise(
+      server->add_stream(client, descriptor, is_peer ? StreamKind::peer : StreamKind::client));
+}
+
 using Info = nb::typed<nb::dict, nb::str, nb::int_>;
 
 nb::typed<nb::tuple, std::vector<int>, Info> make_shm(const ServerHandle& server,
@@ -124,11 +129,9 @@ void bind_server(nb::module_& m) {
           },
           "client"_a, "Close all connections of a client.")
       .def(
-          "add_stream",
-          [](const ServerHandle& s, std::uint64_t client, int descriptor) {
-            value_or_raise(s->add_stream(client, descriptor));
-          },
-          "client"_a, "descriptor"_a, "The socket is the server's from here on, also on failure.")
+          "add_stream", &add_stream, "client"_a, "descriptor"_a, "is_peer"_a = false,
+          "The socket is the server's from here on, also on failure. is_peer: another node, which\n"
+          "has proved that it belongs to the cluster, is at its other end.")
       .def("make_shm", &make_shm, "client"_a, "descriptor"_a,
            "(descriptors to be sent and closed, what the client must know). The socket is the\n"
            "server's from here on, also on failure; start_shm() once the offer was sent.")

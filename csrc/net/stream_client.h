@@ -30,7 +30,9 @@ class StreamClient {
     const Hash128* parent = nullptr;
     std::uint32_t skip = 0;
     Deadline deadline;
-    bool is_part = false;  // kIsPart
+    bool is_part = false;                // kIsPart
+    const Announcement* from = nullptr;  // publish, withdraw
+    bool is_fresh = false;               // kFresh
   };
   struct Reply {
     // Not done: all below says nothing, and the stream is ended, unless it was late to begin with.

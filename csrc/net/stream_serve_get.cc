@@ -1,5 +1,5 @@
 // get: lease a window of blocks -> send them from where they lie -> release. Blocks that lie on the
-// SSD alone go by the node's own choice, DRAM or not, through private memory.
+// SSD alone, or on other nodes, go by the node's own choice, DRAM or not, through private memory.
 #include <algorithm>
 #include <array>
 
@@ -83,7 +83,8 @@ class StreamServe::Delivery {
   // `from`: where the blocks came from that go out. Whoever has the answer finds the get counted.
   void flush(const Loaded& from) {
     const Loaded before = loaded_;
-    loaded_ = {loaded_.dram + from.dram, loaded_.ssd + from.ssd, from.why};
+    loaded_ = {loaded_.dram + from.dram, loaded_.ssd + from.ssd, loaded_.remote + from.remote,
+               from.why};
     std::size_t pieces = 2 * added_;
     if (done_ + added_ == call_.keys.size()) {
       answer_ = answer_head(call_, {.count = call_.keys.size()});
@@ -105,7 +106,7 @@ class StreamServe::Delivery {
     std::array<Lease, kWindowBlocks> leases;
     Loaded loaded;
     const std::size_t leased =
-        stream_.host_.node.acquire_part(*call_.space, keys, leases.data(), loaded);
+        stream_.host_.node.acquire_part(*call_.space, keys, leases.data(), loaded, Reach::here());
     if (leased == 0) return;
     const std::byte* arena = stream_.host_.node.arena();
     for (std::size_t i = 0; i < leased; ++i) add(arena + leases[i].offset, leases[i]);
@@ -143,7 +144,7 @@ class StreamServe::CopySender final : public BlockSink {
   bool deliver_whole(std::size_t, std::span<const std::byte> payload) override {
     return delivery_.is_open() &&
            delivery_.send_block(payload.data(), {.sum = checksum(payload.data(), payload.size())},
-                                {.ssd = 1});
+                                from == kTierRemote ? Loaded{.remote = 1} : Loaded{.ssd = 1});
   }
 
  private:
@@ -154,7 +155,7 @@ class StreamServe::CopySender final : public BlockSink {
 void StreamServe::Delivery::send_copies(std::span<const Hash128> keys) {
   CopySender sink(*this);
   Loaded loaded;
-  stream_.host_.node.get_part(*call_.space, keys, sink, loaded);
+  stream_.host_.node.get_part(*call_.space, keys, sink, loaded, reach_of(call_));
   loaded_.why = loaded.why;
 }
 

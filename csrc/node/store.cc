@@ -103,6 +103,7 @@ Result<Namespace*> Store::open_namespace(const Hash128& id, std::uint64_t block_
 
 void Store::drop(Namespace& space) {
   dead_ += space.blocks;
+  if (changes_ != nullptr && space.blocks > 0) changes_->lose();
   reuse_.drop_space(space.number);
   if (ssd_) ssd_->drop_space(space.incarnation.load(std::memory_order_relaxed));
   namespaces_.renew(space);
@@ -211,6 +212,7 @@ Store::Committed Store::commit(BlockId record, const Hash128& sum, BlockId paren
   ++in_dram_;
   ++space->blocks;
   ++counters_.puts;
+  if (changes_ != nullptr) changes_->note(*space, fields.key, true);
   if (ssd_ && (ssd_->options().admit == SsdAdmit::all || is_remembered)) write_soon(record);
   reuse_.add(space->number, ReuseBook::name_of(fields.incarnation, fields.key), slot_bytes(*space),
              now);
