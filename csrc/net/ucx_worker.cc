@@ -79,8 +79,10 @@ void UcxWorker::wake() {
 }
 
 void UcxWorker::close() {
-  if (context_ == nullptr || context_->is_child()) return;
-  if (has_thread_) {
+  if (context_ == nullptr) return;
+  if (context_->is_child()) {
+    // Nothing here is this process's.
+  } else if (has_thread_) {
     {
       const std::lock_guard lock(mutex_);
       is_closed_ = true;
