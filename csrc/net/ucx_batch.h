@@ -52,11 +52,10 @@ class UcxBatch {
   bool is_over() const { return ended_ == pieces_.size(); }
 
   void end_piece(std::size_t number, bool is_whole) {
-    std::shared_ptr<const void> keeper;  // let go of without the lock
     const std::lock_guard lock(mutex_);
     Place& place = places_[pieces_[number].place];
     place.has_failed = place.has_failed || !is_whole;
-    if (++ended_ == pieces_.size()) keeper.swap(keeper_);
+    if (++ended_ == pieces_.size()) keeper_.reset();  // before anybody is told
     if (--place.left == 0 && pieces_[number].place == awaited_) landed_.notify_one();
   }
   // All that were not begun.

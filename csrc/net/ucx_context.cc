@@ -21,9 +21,10 @@ Result<Config> configure(const UcxLibrary& library, const UcxOptions& options) {
   const ucs_status_t status = library.ucp_config_read(nullptr, nullptr, &read);
   if (status != UCS_OK) return library.failure(status, "reading its configuration");
   Config config(read, ConfigCloser{library});
-  // What UCX says about variables that are not its own is nobody's business. Not every release lets
-  // a program set it.
+  // UCX writes to the standard output of a process that is not its own; what fails comes back as a
+  // status. Not every release lets a program set both.
   (void)library.ucp_config_modify(read, "WARN_UNUSED_ENV_VARS", "n");
+  (void)library.ucp_config_modify(read, "LOG_LEVEL", "fatal");
   // A peer that is gone while nothing is asked of it is noticed in a second, not in 20.
   if (auto done = set(library, read, "KEEPALIVE_INTERVAL", "1s"); !done)
     return std::unexpected(done.error());

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <string>
@@ -34,10 +35,15 @@ inline UcxOptions ucx_options(const std::string& kind) {
   UcxOptions options;
   options.takes_unchecked = true;
   options.transports = kind;
-  if (kind == "tcp") options.devices = "lo";
-  // Without these UCX uses no shared memory where it is to notice that a peer has died.
-  if (kind == "posix,cma")
-    options.settings = {{"MM_ERROR_HANDLING", "y"}, {"CMA_MEMORY_INVALIDATE", "y"}};
+  if (kind == "tcp") {
+    options.devices = "lo";
+    options.settings = {{"TCP_TX_SEG_SIZE", "256k"}, {"TCP_RX_SEG_SIZE", "256k"}};
+  } else {
+    // Without these UCX uses no shared memory where it is to notice that a peer has died. 1.13 does
+    // not let a program set the second.
+    options.settings = {{"MM_ERROR_HANDLING", "y"}};
+    setenv("UCX_CMA_MEMORY_INVALIDATE", "y", 1);
+  }
   return options;
 }
 

@@ -133,7 +133,9 @@ TEST_CASE("ucx lane: fifty that are opened and closed leave no descriptor and no
   std::size_t descriptors = 0, threads = 0;
   for (int round = 0; round < 50; ++round) {
     {
-      const UcxReader one("tcp"), two("tcp");
+      // The reader goes first: UCX 1.13 ends the process where a worker over tcp is gone before
+      // one that has just connected to it.
+      const UcxReader two("tcp"), one("tcp");
       two.arena->commit(0, kUnitBytes);
       test::fill_arena({two.arena->base(), kUnitBytes}, 7);
       UcxBlocks blocks({two.arena->base(), kUnitBytes}, 16, 64 << 10);
