@@ -2,6 +2,7 @@
 #include <thread>
 
 #include "block_random.h"
+#include "net/ucx_lane.h"
 #include "net_ucx.h"
 
 namespace kvpool {

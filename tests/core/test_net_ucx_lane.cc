@@ -10,6 +10,7 @@
 
 #include "block_random.h"
 #include "net/ucx_address.h"
+#include "net/ucx_lane.h"
 #include "net_ucx.h"
 
 namespace kvpool {

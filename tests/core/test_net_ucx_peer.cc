@@ -2,6 +2,7 @@
 #include <cstdlib>
 #include <sstream>
 
+#include "net/ucx_lane.h"
 #include "net_ucx.h"
 
 namespace kvpool {
