@@ -128,7 +128,10 @@ void UcxEndpoint::post(Flight& flight) {
 }
 
 void UcxEndpoint::land(Flight& flight, ucs_status_t status) {
-  if (status != UCS_OK) has_failed_ = true;
+  if (status != UCS_OK) {
+    has_failed_ = true;
+    is_broken_.store(true, std::memory_order_release);  // before anybody is told
+  }
   std::exchange(flight.batch, nullptr)->end_piece(flight.piece, status == UCS_OK);
   idle_.push_back(&flight);
 }
