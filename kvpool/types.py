@@ -18,6 +18,7 @@ class Tier(enum.IntEnum):
     ABSENT = 0
     DRAM = 1  # whether or not it is on SSD as well
     SSD = 2  # there only
+    REMOTE = 8  # not on this node: another one of its cluster says that it has it
 
 
 class Put(enum.IntEnum):

@@ -1,7 +1,8 @@
 """A daemon in a thread of the test's process, over a server that only keeps books.
 
 What the core's server does with a connection is tested with the core, and the whole by real
-processes; here it is enough to know which descriptors it was given and which clients to drop.
+processes; mostly it is enough here to know which descriptors it was given and which clients to
+drop. A whole one has the core's server and, in a cluster, the core's part of that.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvpool import _core, wire, wire_client, wire_proof
+from kvpool.cluster.core import Core, open_core
 from kvpool.cluster.joined import Joined
 from kvpool.cluster.member import Member
 from kvpool.cluster.peer_link import Own
@@ -36,11 +38,11 @@ class WatchedNode:
     """A node, of which a test can make one method do something else."""
 
     def __init__(self, node: _core.Node) -> None:
-        self._node = node
+        self.watched = node
         self.instead: dict[str, Callable[..., Any]] = {}
 
     def __getattr__(self, name: str) -> Any:
-        return self.instead.get(name) or getattr(self._node, name)
+        return self.instead.get(name) or getattr(self.watched, name)
 
 
 class BookServer:
@@ -107,7 +109,8 @@ class BookServer:
 
 
 class NoOthers:
-    """The place of a node that is alone among the members, until a test shows others."""
+    """A place without an etcd and without a list: the node is alone among the members, until a
+    test puts other rosters on its board."""
 
     def __init__(self, own: Own) -> None:
         self.calls: list[str] = []
@@ -140,12 +143,18 @@ class Running:
     """A daemon that serves; stop() ends it and waits."""
 
     def __init__(
-        self, planned: Plan, own: Own | None = None, **instead: Callable[..., Any]
+        self,
+        planned: Plan,
+        own: Own | None = None,
+        *,
+        is_whole: bool = False,
+        **instead: Callable[..., Any],
     ) -> None:
         """own: who the daemon is in a cluster."""
         self.plan = planned
         self._own = own
-        self.tenants = {name: _opened(each) for name, each in planned.tenants.items()}
+        self._is_whole = is_whole
+        self.tenants = {name: _opened(each, is_whole) for name, each in planned.tenants.items()}
         only: Any = next(iter(self.tenants.values()))
         self.node, self.server = only.node, only.server  # of the only one, mostly
         self.node.instead.update(instead)
@@ -190,7 +199,12 @@ class Running:
     def _joined(self) -> Joined | None:
         if self._own is None:
             return None
-        return Joined(self._own, {}, NoOthers(self._own), open_log("text", "error"))
+        cores: dict[str, Core] = {}
+        for name, tenant in self.tenants.items() if self._is_whole else ():
+            watched: Any = tenant.node
+            cores[name] = open_core(watched.watched, self._own)
+            cores[name].serve(tenant.server)
+        return Joined(self._own, cores, NoOthers(self._own), open_log("text", "error"))
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
@@ -201,16 +215,19 @@ class Running:
         await self.daemon.run(self._stop, self._ready.set)
 
 
-def _opened(each: TenantPlan) -> Tenant:
+def _opened(each: TenantPlan, is_whole: bool) -> Tenant:
     node: Any = WatchedNode(_core.Node.open(**{**each.node, "prefault": "off"}))
-    return Tenant(each.name, node, BookServer(), each.limits)
+    server: Any = _core.Server.create(node.watched) if is_whole else BookServer()
+    return Tenant(each.name, node, server, each.limits)
 
 
 @contextlib.contextmanager
-def serving(folder: Path, own: Own | None = None, **flags: Any) -> Iterator[Running]:
+def serving(
+    folder: Path, own: Own | None = None, *, is_whole: bool = False, **flags: Any
+) -> Iterator[Running]:
     """A daemon on folder/node.sock, with the options of `kvpool serve` as flags. own: who it is in
     a cluster."""
-    daemon = Running(planned(folder, **flags), own)
+    daemon = Running(planned(folder, **flags), own, is_whole=is_whole)
     try:
         yield daemon
     finally:
@@ -218,8 +235,9 @@ def serving(folder: Path, own: Own | None = None, **flags: Any) -> Iterator[Runn
     for each in daemon.tenants.values():
         server: Any = each.server
         assert each.node.is_closed
-        assert server.is_drained
-        assert server.is_closed
+        if not is_whole:
+            assert server.is_drained
+            assert server.is_closed
 
 
 def planned(folder: Path, environment: Mapping[str, str] | None = None, **flags: Any) -> Plan:

@@ -218,9 +218,17 @@ def _space_labels(spaces: Iterable[model.Namespace]) -> dict[int, str]:
 def _parts(traffic: model.Traffic) -> dict[str, dict[str, int]]:
     """Blocks by what became of them, and there by tier or reason."""
     return {
-        "hit": {"dram": traffic.hit_dram, "ssd": traffic.hit_ssd},
+        "hit": {
+            "dram": traffic.hit_dram,
+            "ssd": traffic.hit_ssd,
+            "remote": traffic.hit_remote,
+        },
         "missed": traffic.missed,
-        "loaded": {"dram": traffic.loaded_dram, "ssd": traffic.loaded_ssd},
+        "loaded": {
+            "dram": traffic.loaded_dram,
+            "ssd": traffic.loaded_ssd,
+            "remote": traffic.loaded_remote,
+        },
         "failed": traffic.failed,
         "refused": traffic.refused,
     }

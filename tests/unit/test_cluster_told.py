@@ -25,10 +25,10 @@ from kvpool.observe.http_access import Access
 from kvpool.serve_log import open_log
 from kvpool.serve_nodes import cluster_of
 from tests import reports
-from tests.daemons import NoOthers
+from tests.daemons import WAIT_S, NoOthers
+from tests.members import Watched, node
 from tests.operated import command, controlled, json_of, observing, tenant_of
-from tests.pools import opaque
-from tests.unit.test_dialer import BookCore, node
+from tests.pools import opaque, wait_until
 from tests.unit.test_metrics import at, scraped, total
 from tests.web.moving import Moving, running
 
@@ -159,49 +159,50 @@ def test_hostile_holders_are_a_value_error_or_names_that_there_are(
 # --- from a daemon's part of it ------------------------------------------------------------------
 
 
-class Counting(BookCore):
-    """A core with numbers, that knows who has what."""
+class Pair:
+    """This node's part of a cluster, and another member, which is leaving. Cores of both."""
 
-    def peers(self) -> list[dict[str, Any]]:
-        return [{"id": node(2), "streams": 3, "breaker": "half_open", "failed": 9}]
+    def __init__(self) -> None:
+        own = Own("prod", node(1), 100, "token")
+        self.other = Watched(Own("prod", node(2), 200, "token"))
+        self.core = Watched(own)
+        place = NoOthers(own)
+        members = (
+            Member(node(1).hex(), 100, ("10.0.0.1:7070",), weight=2, host="one"),
+            Member(node(2).hex(), 200, ("10.0.0.2:7070",), state=DRAINING),
+        )
+        roster = Roster(3, node(1).hex(), members, 0xABC, is_entered=True)
+        place.board.put(roster)
+        self.joined = Joined(own, {"default": self.core}, place, open_log("text", "critical"))
+        self.joined.apply(roster)
+        self.other.set_members(self.core.members)
+        self.other.reach(self.core)
 
-    def stats(self) -> dict[str, Any]:
-        return {"slots_owned": 32_768, "told_queued": 2}
-
-    def locate(self, space_id: bytes, keys: bytes, timeout_s: float) -> list[list[bytes]]:
-        assert timeout_s <= 1.0
-        count = len(keys) // 16
-        return [[node(2), node(1)] if at < count // 2 else [] for at in range(count)]
-
-
-def joined_of() -> Joined:
-    own = Own("prod", node(1), 100, "token")
-    place = NoOthers(own)
-    members = (
-        Member(node(1).hex(), 100, ("10.0.0.1:7070",), weight=2, host="one"),
-        Member(node(2).hex(), 200, ("10.0.0.2:7070",), state=DRAINING),
-    )
-    place.board.put(Roster(3, node(1).hex(), members, 0xABC, is_entered=True))
-    return Joined(own, {"default": Counting()}, place, open_log("text", "critical"))
+    def close(self) -> None:
+        self.joined.close(WAIT_S)
+        self.core.end()
+        self.other.end()
 
 
 @pytest.fixture
-def joined() -> Iterator[Joined]:
-    made = joined_of()
+def pair() -> Iterator[Pair]:
+    made = Pair()
     yield made
-    made.close(1)
+    made.close()
 
 
-def test_what_is_told_is_what_the_parts_know(joined: Joined) -> None:
-    told = cluster_of(joined, {("default", node(2)): 77})
+def test_what_is_told_is_what_the_parts_know(pair: Pair) -> None:
+    pair.core.reach(pair.other)
+    pair.core.note_failed(node(2), 200)
+    told = cluster_of(pair.joined, {("default", node(2)): 77})
     assert (told.name, told.own, told.version) == ("prod", node(1).hex(), 3)
     assert told.fingerprint == "0000000000000abc"
     assert [each.state for each in told.nodes] == ["up", "draining"]
     assert [each.is_own for each in told.nodes] == [True, False]
     (found,) = told.nodes[1].links
-    assert (found.streams, found.breaker, found.failed) == (3, "half_open", 9)
+    assert (found.streams, found.breaker, found.failed) == (1, "open", 1)
     assert found.bytes_out == 77
-    assert (told.directories[0].slots, told.directories[0].queued) == (32_768, 2)
+    assert told.directories[0].slots == 1 << 16  # who is leaving keeps none
 
 
 # --- commands ------------------------------------------------------------------------------------
@@ -252,14 +253,16 @@ def test_an_answer_that_is_none_is_told_so(tmp_path: Path, answer: dict[str, Any
 
 
 @pytest.fixture
-def asked(tmp_path: Path, joined: Joined) -> Iterator[Any]:
-    """A daemon in a cluster, with three blocks of a namespace."""
+def asked(tmp_path: Path, pair: Pair) -> Iterator[Any]:
+    """A daemon in a cluster, of which another member has three blocks of a namespace."""
     manifest = opaque("m", name="chat", block_bytes=64, block_tokens=4)
     with_node = _core.Node.open(**reports_node())
     tenant = tenant_of("default", with_node, [manifest])
     keys = np.arange(6 * 16, dtype=np.uint8)
     tenant.opened(manifest)
-    operations = observing(tenant, joined=joined)
+    there = _core.Space(pair.other.node.open_space(tenant.space_id(manifest), 64))
+    there.put_codes(keys.tobytes()[:48], bytes(3 * 64), None, None, None, 1.0)
+    operations = observing(tenant, joined=pair.joined)
     with controlled(tmp_path, **operations) as daemon:
         yield daemon, keys.tobytes()
     with_node.close(0)
@@ -275,6 +278,7 @@ def test_locate_says_who_has_what(asked: Any) -> None:
     daemon, keys = asked
     words = [word for at in range(0, len(keys), 16) for word in ("--key", keys[at : at + 16].hex())]
     told = ("locate", "--namespace", "chat", *words, "--address", daemon.address)
+    wait_until(lambda: any(each["nodes"] for each in json_of(*told, "--json")["blocks"]))
     plain = json_of(*told, "--json")
     assert [each["nodes"] for each in plain["blocks"]] == [[node(2).hex()]] * 3 + [[]] * 3
     assert [each["key"] for each in plain["blocks"]] == [words[at] for at in range(1, 12, 2)]

@@ -14,11 +14,10 @@ from kvpool.cluster.member import DRAINING, Member
 from kvpool.cluster.peer_link import Own, dial
 from kvpool.cluster.roster import Roster
 from kvpool.cluster.static_members import LIST_INCARNATION
-from kvpool.errors import KvpoolError
 from kvpool.serve_log import open_log
 from tests.daemons import WAIT_S, NoOthers, connected, serving
+from tests.members import Watched, node, target
 from tests.pools import wait_until
-from tests.unit.test_dialer import BookCore, node, target
 
 OWN = Own("prod", node(1), 100, "token of the cluster")
 US = Member(node(1).hex(), 100, ("127.0.0.1:1",), weight=2)
@@ -30,17 +29,22 @@ def roster(version: int, *members: Member) -> Roster:
 
 
 class Part:
-    """A daemon's part of a cluster, over a core that keeps books."""
+    """A daemon's part of a cluster, of members that a test shows it."""
 
-    def __init__(self, core: BookCore | None = None) -> None:
-        self.core = BookCore() if core is None else core
-        self.membership = NoOthers(OWN)
+    def __init__(self, membership: NoOthers | None = None) -> None:
+        self.core = Watched(OWN)
+        self.membership = membership or NoOthers(OWN)
         self.membership.board.put(roster(1))
         log = open_log("text", "critical")
         self.joined = Joined(OWN, {"default": self.core}, self.membership, log)
 
     def show(self, version: int, *members: Member) -> None:
         self.membership.board.put(roster(version, *members))
+
+    def close(self, timeout_s: float = WAIT_S) -> None:
+        self.joined.close(timeout_s)
+        assert self.core.is_closed
+        self.core.end()
 
 
 def test_the_core_is_told_every_view_with_this_node_in_it() -> None:
@@ -53,36 +57,26 @@ def test_the_core_is_told_every_view_with_this_node_in_it() -> None:
     part.show(4, THEM)  # lost for a moment
     part.show(5, US, replace(THEM, state=DRAINING))
     wait_until(lambda: part.core.members == [ours, (*theirs[:3], True)])
-    part.joined.close(WAIT_S)
-    assert part.core.is_closed
+    part.close()
 
 
 def test_a_view_that_changes_nothing_is_not_told_again() -> None:
     part = Part()
     part.joined.apply(roster(2, US, THEM))
-    part.core.members.clear()
     part.joined.apply(roster(3, US, THEM))
-    assert part.core.members == []
-    part.joined.close(0)
+    assert len(part.core.views) == 1
+    part.close()
 
 
 def test_members_that_are_wanted_are_dialled_where_the_view_says(tmp_path: Path) -> None:
     own = replace(OWN, node=node(2), incarnation=200)
     part = Part()
-    with serving(tmp_path, own, listen="127.0.0.1:0", log_level="error") as daemon:
+    told = {"listen": "127.0.0.1:0", "log_level": "error"}
+    with serving(tmp_path, own, is_whole=True, **told) as daemon:
         part.joined.start()
         part.show(2, US, replace(THEM, addresses=target(daemon).addresses))
-        wait_until(lambda: len(part.core.members) == 2)
-        part.core.wish(node(2), 2)
-        wait_until(lambda: part.core.count(node(2)) == 2)
-        part.joined.close(WAIT_S)
-
-
-class Refusing(BookCore):
-    """A core that is about to close."""
-
-    def leave(self, timeout_s: float) -> bool:
-        raise KvpoolError("closing")
+        wait_until(lambda: part.core.count(node(2)) >= 1)
+        part.close()
 
 
 def test_leaving_tells_those_who_look_for_members_first() -> None:
@@ -90,15 +84,16 @@ def test_leaving_tells_those_who_look_for_members_first() -> None:
     part.joined.start()
     assert part.joined.leave(1.0)
     assert part.membership.calls == ["start", "close"]
-    assert part.core.has_left
-    part.joined.close(WAIT_S)
+    assert part.core.stats()["has_left"]
+    part.close()
     assert part.membership.calls == ["start", "close"]
 
 
 def test_who_could_not_tell_all_says_so() -> None:
-    part = Part(Refusing())
+    part = Part()
+    part.core.end()  # as in a node that closes
     assert part.joined.leave(1.0) is False
-    part.joined.close(0)
+    part.close()
 
 
 class Slow(NoOthers):
@@ -115,15 +110,15 @@ class Slow(NoOthers):
 
 def test_an_etcd_that_does_not_answer_holds_up_nothing() -> None:
     place = Slow(OWN)
-    core = BookCore()
-    joined = Joined(OWN, {"default": core}, place, open_log("text", "critical"))
-    joined.start()
+    part = Part(place)
+    part.joined.start()
     begin = time.monotonic()
-    assert joined.leave(0.2) is False
-    assert core.has_left  # the other half of the time was for this
-    joined.close(0.1)
+    assert part.joined.leave(0.2) is False
+    assert part.core.stats()["has_left"]  # the other half of the time was for this
+    part.joined.close(0.1)
     assert time.monotonic() - begin < 2
     place.goes_on.set()
+    part.close()
 
 
 def test_a_member_of_a_list_says_itself_in_which_life_it_is() -> None:
@@ -137,29 +132,28 @@ def test_a_member_of_a_list_says_itself_in_which_life_it_is() -> None:
     for node_id, life in ((node(2), 199), (node(3), 5)):  # an earlier life; no member
         part.joined.met(node_id, life)
     assert [each[1] for each in part.core.members] == [100, 200]
-    part.joined.close(WAIT_S)
+    part.close()
 
 
 def test_members_of_a_list_are_met_by_dialling(tmp_path: Path) -> None:
     own = replace(OWN, node=node(2), incarnation=200)
     part = Part()
-    with serving(tmp_path, own, listen="127.0.0.1:0", log_level="error") as daemon:
+    told = {"listen": "127.0.0.1:0", "log_level": "error"}
+    with serving(tmp_path, own, is_whole=True, **told) as daemon:
         listed = [replace(each, incarnation=LIST_INCARNATION) for each in (US, THEM)]
         listed[1] = replace(listed[1], addresses=target(daemon).addresses)
         part.joined.start()
         part.show(2, *listed)
-        wait_until(lambda: len(part.core.members) == 2)
-        part.core.wish(node(2))
         wait_until(lambda: part.core.count(node(2)) == 1)
         assert [each[1] for each in part.core.members] == [100, 200]
         assert part.core.failed == []
-        part.joined.close(WAIT_S)
+        part.close()
 
 
 def test_closing_one_that_never_began_takes_no_time() -> None:
     part = Part()
     begin = time.monotonic()
-    part.joined.close(WAIT_S)
+    part.close()
     assert time.monotonic() - begin < 1
 
 
