@@ -1,10 +1,9 @@
 """Daemons that are members of one cluster, as processes: they meet, tell, give, and part."""
 
 import contextlib
-import secrets
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,69 +11,32 @@ import numpy as np
 import pytest
 
 import kvpool
-from kvpool import _core
 from tests.cluster.etcd import Etcd, free_ports
+from tests.cluster.town import (
+    BLOCK,
+    LATE_S,
+    are_known,
+    blocks_at,
+    comes,
+    nodes_of,
+    options_of,
+    town,
+)
 from tests.operated import command, json_of
 from tests.served import Served
 
-# The core's part is not in every build yet.
-pytestmark = pytest.mark.skipif(not hasattr(_core, "Cluster"), reason="a core without clusters")
-
-LATE_S = 60.0
-BLOCK = 64 << 10
 CHAT = kvpool.Manifest(model="m", name="chat", layout="opaque", block_bytes=BLOCK, block_tokens=1)
 COUNT = 8
-
-
-def comes(is_so: Callable[[], Any], what: str) -> Any:
-    """What is_so() gives once that is true."""
-    deadline = time.monotonic() + LATE_S
-    while not (found := is_so()):
-        assert time.monotonic() < deadline, f"it never came that {what}"
-        time.sleep(0.02)
-    return found
-
-
-def options_of(folder: Path, port: int, **where: str) -> dict[str, Any]:
-    token = folder.parent / "token"
-    if not token.exists():
-        token.write_text(secrets.token_hex(32))
-    return {
-        "dram": "32MiB",
-        "listen": f"127.0.0.1:{port}",
-        "cluster_token_file": str(token),
-        "cluster_state_dir": str(folder / "state"),
-        **where,
-    }
 
 
 @pytest.fixture(params=["static", "etcd"])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[Served]]:
     """Two daemons of one cluster."""
     with contextlib.ExitStack() as stack:
-        ports = free_ports(2)
-        if request.param == "static":
-            where = {"cluster_static": ",".join(f"127.0.0.1:{port}" for port in ports)}
-        else:
+        etcd = None
+        if request.param == "etcd":
             etcd = stack.enter_context(Etcd(tmp_path / "etcd"))
-            where = {"cluster_etcd": str(etcd.endpoint), "cluster_ttl": "3"}
-        daemons = []
-        for at, port in enumerate(ports):
-            folder = tmp_path / f"node-{at}"
-            folder.mkdir()
-            daemon = Served(folder, **options_of(folder, port, **where))
-            stack.callback(daemon.close)
-            daemons.append(daemon.start())
-        yield daemons
-
-
-def nodes_of(daemon: Served) -> Any:
-    return json_of("nodes", "--json", "--address", daemon.unix_address)
-
-
-def met(daemons: list[Served]) -> bool:
-    told = [nodes_of(each) for each in daemons]
-    return all(len(each["nodes"]) == len(daemons) and each["is_entered"] for each in told)
+        yield stack.enter_context(town(tmp_path, etcd, 2)).daemons
 
 
 def payload(number: int) -> Any:
@@ -82,13 +44,12 @@ def payload(number: int) -> Any:
 
 
 def test_what_one_has_the_other_finds_and_gets(pair: list[Served]) -> None:
-    comes(lambda: met(pair), "both are members")
     keys = [bytes([n]) * 16 for n in range(COUNT)]
     with pair[0].connect() as here, pair[1].connect() as there:
         space = here.namespace(CHAT)
         assert space.put(keys, np.concatenate([payload(n) for n in range(COUNT)])).stored == COUNT
         other = there.namespace(CHAT)
-        comes(lambda: other.lookup(keys) == COUNT, "the other finds them")
+        comes(lambda: other.lookup(keys).blocks == COUNT, "the other finds them")
         out = np.zeros(COUNT * BLOCK, np.uint8)
         assert other.get_into(keys, out) == COUNT
         for n in range(COUNT):
@@ -103,18 +64,15 @@ def test_what_one_has_the_other_finds_and_gets(pair: list[Served]) -> None:
         assert link["fetched_blocks"] >= COUNT
     shown = command("nodes", "--address", pair[1].unix_address).stdout
     assert "closed" in shown
-    for each in pair:
-        each.stop()
 
 
 def test_a_member_that_is_killed_costs_misses_and_no_more(pair: list[Served]) -> None:
-    comes(lambda: met(pair), "both are members")
     keys = [bytes([n + 100]) * 16 for n in range(COUNT)]
     with pair[0].connect() as here, pair[1].connect() as there:
         data = np.concatenate([payload(n) for n in range(COUNT)])
         assert here.namespace(CHAT).put(keys, data).stored == COUNT
         other = there.namespace(CHAT)
-        comes(lambda: other.lookup(keys) == COUNT, "the other finds them")
+        comes(lambda: other.lookup(keys).blocks == COUNT, "the other finds them")
         pair[0].signal(signal.SIGKILL)
         pair[0].process.wait(LATE_S)
         out = np.zeros(COUNT * BLOCK, np.uint8)
@@ -124,27 +82,74 @@ def test_a_member_that_is_killed_costs_misses_and_no_more(pair: list[Served]) ->
         for n in range(got):  # of before, if any
             assert (out[n * BLOCK : (n + 1) * BLOCK] == n).all()
         assert other.put([b"z" * 16], payload(7)).stored == 1
-        assert other.lookup([b"z" * 16]) == 1
-    pair[1].stop()
+        assert other.lookup([b"z" * 16]).blocks == 1
 
 
-def test_a_daemon_alone_with_a_wrong_token_serves_and_says_why(tmp_path: Path) -> None:
-    ports = free_ports(2)
-    static = ",".join(f"127.0.0.1:{port}" for port in ports)
+def test_who_has_a_wrong_token_serves_alone_and_the_others_say_why(tmp_path: Path) -> None:
+    static = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
     with contextlib.ExitStack() as stack:
         daemons = []
-        for at, port in enumerate(ports):
-            folder = tmp_path / f"{at}" / "node"
-            folder.mkdir(parents=True)
-            daemon = Served(folder, **options_of(folder, port, cluster_static=static))
+        for number, address in enumerate(static.split(",")):
+            folder = tmp_path / f"node-{number}"
+            folder.mkdir()
+            told = options_of(folder, folder / "token", int(address[10:]), cluster_static=static)
+            daemon = Served(folder, **told)
             stack.callback(daemon.close)
             daemons.append(daemon.start())
         with daemons[0].connect() as pool:
             assert pool.namespace(CHAT).put([b"k" * 16], payload(1)).stored == 1
+            assert pool.namespace(CHAT).lookup([b"k" * 16]).blocks == 1
+            begin = time.monotonic()
+            assert pool.namespace(CHAT).lookup([b"m" * 16]).blocks == 0
+            assert time.monotonic() - begin < 1
         told = comes(
             lambda: [each["trouble"] for each in nodes_of(daemons[0])["nodes"] if each["trouble"]],
             "the other one is not reached",
         )
         assert "token of the cluster" in told[0]
+        for each in daemons:
+            each.stop()
+
+
+def test_two_clusters_of_one_etcd_do_not_meet(tmp_path: Path, etcd: Etcd) -> None:
+    with contextlib.ExitStack() as stack:
+        towns = []
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+            towns.append(stack.enter_context(town(tmp_path / name, etcd, 2, cluster_name=name)))
+        with blocks_at(towns[0].daemons[0]) as here, blocks_at(towns[0].daemons[1]) as there:
+            here.put_all(range(COUNT))
+            are_known(there, range(COUNT))
+        for each in towns[1].daemons:
+            with blocks_at(each) as other:
+                assert other.get(range(COUNT)) == 0
+                assert other.space.lookup(other.keys(range(COUNT))).blocks == 0
+            assert {node["address"] for node in nodes_of(each)["nodes"]} == {
+                daemon.tcp_address.removeprefix("tcp://") for daemon in towns[1].daemons
+            }
+
+
+def test_members_of_another_cluster_in_the_list_are_told_from_ours(tmp_path: Path) -> None:
+    static = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
+    with contextlib.ExitStack() as stack:
+        daemons = []
+        for name, address in zip(("one", "two"), static.split(","), strict=True):
+            folder = tmp_path / name
+            folder.mkdir()
+            told = options_of(
+                folder,
+                tmp_path / "token",
+                int(address[10:]),
+                cluster_static=static,
+                cluster_name=name,
+            )
+            daemon = Served(folder, **told)
+            stack.callback(daemon.close)
+            daemons.append(daemon.start())
+        told = comes(
+            lambda: [each["trouble"] for each in nodes_of(daemons[0])["nodes"] if each["trouble"]],
+            "the other one is not reached",
+        )
+        assert "another cluster" in told[0]
         for each in daemons:
             each.stop()
