@@ -361,6 +361,7 @@ def test_opened_and_closed_often_nothing_is_left() -> None:
 
     node = open_node()
     server = _core.Server.create(node)
+    gc.collect()  # what other tests have left
     threads, before = threading.active_count(), descriptors()
     for turn in range(50):
         cluster = _core.Cluster.open(node, made_id(1), turn + 1)

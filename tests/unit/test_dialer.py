@@ -1,5 +1,6 @@
 """Connecting to members that are wanted: real listeners, and the core on both sides."""
 
+import gc
 import os
 import socket
 import time
@@ -192,10 +193,13 @@ def test_close_waits_for_nobody_longer_than_it_is_told(stack: ExitStack) -> None
 
 def test_no_descriptor_stays_behind(stack: ExitStack, tmp_path: Path) -> None:
     daemon = member(stack, tmp_path, 1)
+    gc.collect()  # what other tests have left
     before = len(os.listdir("/proc/self/fd"))
     for incarnation in (5, 4):
         made = Dialling()
         made.show({node(1): target(daemon, incarnation)})
         wait_until(lambda made=made: made.core.count(node(1)) == 1 or made.core.failed)
         made.close()
+        del made
+    gc.collect()  # memory of a node goes with its last reference
     wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before)
