@@ -298,7 +298,10 @@ TEST_CASE("cluster whole: one that is in the view no more is asked nothing") {
   CHECK(why == Miss::absent);
   CHECK(town[0].get(space, keys_from(100, 50), why) == 50);
   CHECK(ask_again_s(town[0], space, keys_from(0, 50)) < 0.005);
-  // It is a member again: what it told is told anew, and streams are dialled.
+  // It hears of that, and is a member again: all is told anew, and streams are dialled.
+  const std::vector<ClusterMember> without{town[0].member(), town[2].member()};
+  REQUIRE(town[1].cluster->set_members(without).has_value());
+  Town::settle(std::span(&stay[0], 1));
   town.introduce();
   town.settle();
   CHECK(town[0].get(space, keys_from(0, 50), why) == 50);
