@@ -84,6 +84,7 @@ Result<void> Cluster::set_members(std::span<const ClusterMember> members) {
   if (auto set = shared_->peers.set_members(*now); !set) return set;
   take_over(view_, now);
   if (!view_ && begin_telling()) {
+    node_->set_far_timeout(options_.fetch_max);
     node_->set_elsewhere(std::shared_ptr<Elsewhere>(shared_, &shared_->gate));
   }
   view_ = now;
