@@ -228,6 +228,8 @@ class Node {
   // Who is asked for what is not here; nullptr: nobody. Calls under way go on with the one before,
   // until their deadline. Clients of this host see whether there is one.
   void set_elsewhere(std::shared_ptr<Elsewhere> elsewhere);
+  // In place of NodeOptions::far_timeout.
+  void set_far_timeout(std::chrono::milliseconds timeout) { far_timeout_ = timeout; }
   bool has_elsewhere() const { return has_elsewhere_.load(std::memory_order_acquire); }
 
   // Clients of this host that read index and arena themselves. From attach() until detach() what
@@ -481,6 +483,7 @@ class Node {
   std::unordered_map<FarKey, std::shared_ptr<FarFetch>, FarHash> far_;
   std::shared_ptr<Elsewhere> elsewhere_;
   std::atomic<bool> has_elsewhere_{false};  // as elsewhere_, for those without the lock
+  std::atomic<std::chrono::milliseconds> far_timeout_{options_.far_timeout};
   FarCounters far_counters_;
 
   // Who sleeps in wait(), by the key of the first block that it misses.

@@ -106,7 +106,7 @@ std::shared_ptr<Elsewhere> Node::elsewhere() const {
 }
 
 Node::Deadline Node::far_deadline(const Reach& reach) const {
-  const Deadline most = steady_clock::now() + options_.far_timeout;
+  const Deadline most = steady_clock::now() + far_timeout_.load();
   return std::min(reach.until.value_or(most), most);
 }
 

@@ -30,6 +30,7 @@ struct Host {
       : id(key_of(1'000'000 + number)), served(options) {
     wanted.id = id;
     wanted.incarnation = incarnation;
+    wanted.fetch_max = 60s;  // calls name their own
     auto opened = Cluster::open(shared(), wanted);
     REQUIRE(opened.has_value());
     cluster = std::move(*opened);
@@ -74,7 +75,7 @@ class Town {
   }
 
   Host& add() {
-    auto made = std::make_unique<Host>(hosts_.size(), plain(), options_);
+    auto made = std::make_unique<Host>(hosts_.size(), Pool::plain(bytes_), options_);
     Host& host = *made;
     {
       const std::lock_guard lock(mutex_);
@@ -137,11 +138,6 @@ class Town {
   }
 
  private:
-  NodeOptions plain() const {
-    NodeOptions options = Pool::plain(bytes_);
-    options.far_timeout = 60s;  // calls name their own
-    return options;
-  }
   void dial_for(Host& host) {
     while (!host.cluster->is_closed())
       for (const WantedStream& wanted : host.cluster->wait_wanted(after(1s)))
