@@ -89,8 +89,8 @@ TEST_CASE("cluster owners: who comes or goes moves its own slots only") {
     some.erase(some.begin() + static_cast<std::ptrdiff_t>(left_out));
     const OwnerTable less = OwnerTable::build(some);
     const SlotSet own = whole.slots_of(whole.index_of(all[left_out].id));
-    CHECK(moved(whole, less) == own);
-    CHECK(moved(less, whole) == own);
+    CHECK((moved(whole, less) == own));
+    CHECK((moved(less, whole) == own));
   }
   CHECK(moved(whole, OwnerTable::build(all)).none());
   CHECK(moved(OwnerTable(), whole).all());
@@ -108,7 +108,7 @@ TEST_CASE("cluster owners: more weight only wins slots, none keeps none") {
   voters[2].weight = 0;
   const OwnerTable none = OwnerTable::build(voters);
   CHECK(none.slots_of(at).none());
-  CHECK(moved(before, none) == before.slots_of(at));
+  CHECK((moved(before, none) == before.slots_of(at)));
   CHECK(none.index_of(key_of(5)) == OwnerTable::kNobody);
 }
 
