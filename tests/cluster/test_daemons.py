@@ -18,6 +18,7 @@ from tests.cluster.town import (
     are_known,
     blocks_at,
     comes,
+    met,
     nodes_of,
     options_of,
     town,
@@ -88,6 +89,18 @@ def test_a_member_that_is_killed_costs_misses_and_no_more(pair: list[Served]) ->
             assert (out[n * BLOCK : (n + 1) * BLOCK] == n).all()
         assert other.put([b"z" * 16], payload(7)).stored == 1
         assert other.lookup([b"z" * 16]).blocks == 1
+
+
+def test_a_member_that_comes_back_gives_and_gets(pair: list[Served]) -> None:
+    pair[0].kill()
+    pair[0].start()
+    comes(lambda: met(pair), "both are members again")
+    for giver, taker, first in ((pair[0], pair[1], 0), (pair[1], pair[0], 100)):
+        numbers = range(first, first + COUNT)
+        with blocks_at(giver) as ours, blocks_at(taker) as theirs:
+            ours.put_all(numbers)
+            are_known(theirs, numbers)
+            assert theirs.get(numbers) == COUNT
 
 
 def test_who_has_a_wrong_token_serves_alone_and_the_others_say_why(tmp_path: Path) -> None:
