@@ -15,6 +15,7 @@ from tests.cluster.etcd import Etcd, free_ports
 from tests.cluster.town import (
     BLOCK,
     LATE_S,
+    Town,
     are_known,
     blocks_at,
     comes,
@@ -25,6 +26,7 @@ from tests.cluster.town import (
 )
 from tests.operated import command, json_of
 from tests.served import Served
+from tests.tenants import TOKENS, configuration
 
 CHAT = kvpool.Manifest(model="m", name="chat", layout="opaque", block_bytes=BLOCK, block_tokens=1)
 COUNT = 8
@@ -163,3 +165,28 @@ def test_members_of_another_cluster_in_the_list_are_told_from_ours(tmp_path: Pat
         comes(lambda: "another cluster" in trouble_of(daemons[0]), "the other one is refused")
         for each in daemons:
             each.stop()
+
+
+def test_tenants_get_their_own_blocks_from_other_nodes_and_nobody_elses(
+    tmp_path: Path, etcd: Etcd
+) -> None:
+    with contextlib.ExitStack() as stack:
+        made = Town(tmp_path, etcd, 2)
+        stack.callback(made.close)
+        for each in made.daemons:
+            path = configuration(each.folder, {"a": 'dram_min = "8MiB"', "b": 'dram_min = "8MiB"'})
+            each.options["config"] = str(path)
+            each.start()
+        here, there = made.daemons
+        comes(lambda: met(made.daemons, token=TOKENS["admin"]), "both are members")
+        ours, theirs, another = (
+            stack.enter_context(blocks_at(daemon, token=TOKENS[name], tenant=name))
+            for daemon, name in ((here, "a"), (there, "a"), (there, "b"))
+        )
+        numbers = range(COUNT)
+        ours.put_all(numbers)
+        are_known(theirs, numbers)
+        assert theirs.get(numbers) == COUNT
+        assert another.space.lookup(another.keys(numbers)).blocks == 0
+        assert another.get(numbers) == 0
+        made.stop()

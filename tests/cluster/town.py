@@ -26,15 +26,17 @@ def comes(is_so: Callable[[], Any], what: str, late_s: float = LATE_S) -> Any:
     return found
 
 
-def nodes_of(daemon: Served) -> Any:
+def nodes_of(daemon: Served, token: str = "") -> Any:
     """What it says of its cluster."""
-    return json_of("nodes", "--json", "--address", daemon.unix_address)
+    environment = {"KVPOOL_TOKEN": token} if token else {}
+    told = ("nodes", "--json", "--address", daemon.unix_address)
+    return json_of(*told, env=environment)
 
 
-def met(daemons: Sequence[Served]) -> bool:
+def met(daemons: Sequence[Served], token: str = "") -> bool:
     """All are members for all, and connected to all the others."""
     for each in daemons:
-        told = nodes_of(each)
+        told = nodes_of(each, token)
         if len(told["nodes"]) != len(daemons) or not told["is_entered"]:
             return False
         others = [node for node in told["nodes"] if node["id"] != told["own"]]
@@ -47,10 +49,9 @@ def directory_of(daemon: Served) -> Any:
     return nodes_of(daemon)["directories"][0]
 
 
-def link_to(daemon: Served, other: Served) -> Any:
-    """How one sees the other; None: it does not."""
-    own = nodes_of(other)["own"]
-    node = next((each for each in nodes_of(daemon)["nodes"] if each["id"] == own), None)
+def link_to(daemon: Served, other: str) -> Any:
+    """How it sees the one of that id; None: it does not."""
+    node = next((each for each in nodes_of(daemon)["nodes"] if each["id"] == other), None)
     return node["links"][0] if node and node["links"] else None
 
 
