@@ -375,6 +375,8 @@ def test_without_an_etcd_everything_goes_on(tmp_path: Path, etcd: Etcd) -> None:
                 ours.put_all(numbers)
                 are_known(theirs, numbers)
                 assert theirs.get(numbers) == COUNT
+                for each in (ours, theirs):  # so that there is room for the next ones
+                    each.space.remove(each.keys(numbers))
             etcd.start()
             comes(
                 lambda: not any(nodes_of(each)["is_frozen"] for each in made.daemons), "it is back"
