@@ -9,7 +9,9 @@
 namespace kvpool {
 namespace {
 
-constexpr std::uint32_t kSetsAtFirst = 4;
+constexpr std::uint32_t kSetsAtFirst = 16;
+// Above this nothing is moved about for a place: looking for one would cost more than it is worth.
+constexpr std::uint64_t kFullPercent = 95;
 // So many periods in the life of a full table: 16 bits of them go round after some 64 of its lives,
 // when nothing is left of the first.
 constexpr std::uint64_t kPeriods = 1024;
@@ -142,9 +144,28 @@ DirectorySegment::Entry& DirectorySegment::coldest(std::uint64_t hash) {
   return *oldest;
 }
 
+// One of those in the way goes to the other of its two sets, if that has room.
+DirectorySegment::Entry* DirectorySegment::displace(std::uint64_t hash) {
+  if (sets_ == 0 || counters_.entries * 100 >= std::uint64_t{sets_} * kWays * kFullPercent)
+    return nullptr;
+  for (Set* set : sets_of(hash))
+    for (Entry& entry : set->entries)
+      for (Set* other : sets_of(hash_of(entry.tag, salt_))) {
+        if (other == set) continue;
+        for (Entry& place : other->entries) {
+          if (!place.is_empty()) continue;
+          place = entry;
+          entry.forget_holders();
+          return &entry;
+        }
+      }
+  return nullptr;
+}
+
 DirectorySegment::Entry& DirectorySegment::make_place(std::uint64_t hash) {
   do {
     if (Entry* empty = empty_place(hash); empty != nullptr) return *empty;
+    if (Entry* empty = displace(hash); empty != nullptr) return *empty;
   } while (grow());
   Entry& victim = coldest(hash);
   counters_.evicted += !victim.is_empty();
@@ -155,30 +176,44 @@ DirectorySegment::Entry& DirectorySegment::make_place(std::uint64_t hash) {
 // False: it has its full size.
 bool DirectorySegment::grow() {
   if (sets_ == sets_max_) return false;
-  const std::uint32_t wanted = std::max(kSetsAtFirst, sets_ + sets_ / 2);
-  const std::uint32_t larger = std::min(wanted, sets_max_);
-  auto table = std::make_unique<Set[]>(larger);
-  table.swap(table_);
-  const std::uint32_t before = std::exchange(sets_, larger);
-  for (std::uint32_t i = 0; i < before; ++i)
-    for (Entry& entry : table[i].entries) {
-      forget_dead(entry);
-      if (entry.is_empty()) continue;
-      Entry* place = empty_place(hash_of(entry.tag, salt_));
-      if (place == nullptr) place = &coldest(hash_of(entry.tag, salt_));
-      counters_.evicted += !place->is_empty();
-      *place = entry;
-    }
-  counters_.entries = count_entries();
+  std::uint32_t larger = sets_;
+  do {
+    larger = std::min(std::max(kSetsAtFirst, larger + larger / 4), sets_max_);
+  } while (!refill(larger) && larger < sets_max_);
   counters_.bytes = std::uint64_t{sets_} * kSetBytes;
   return true;
 }
 
-std::uint64_t DirectorySegment::count_entries() const {
-  std::uint64_t entries = 0;
-  for (std::uint32_t i = 0; i < sets_; ++i)
-    for (const Entry& entry : table_[i].entries) entries += !entry.is_empty();
-  return entries;
+// Into a table of so many sets. False: some were left over, and all is as before; but at the full
+// size they are forgotten.
+bool DirectorySegment::refill(std::uint32_t sets) {
+  auto table = std::make_unique<Set[]>(sets);
+  table.swap(table_);
+  const std::uint32_t before = std::exchange(sets_, sets);
+  counters_.entries = 0;
+  std::uint64_t left_over = 0;
+  for (std::uint32_t i = 0; i < before; ++i)
+    for (Entry& entry : table[i].entries) {
+      forget_dead(entry);
+      if (entry.is_empty()) continue;
+      const std::uint64_t hash = hash_of(entry.tag, salt_);
+      Entry* place = empty_place(hash);
+      if (place == nullptr) place = displace(hash);
+      if (place == nullptr) {
+        ++left_over;
+        continue;
+      }
+      *place = entry;
+      ++counters_.entries;
+    }
+  if (left_over > 0 && sets < sets_max_) {
+    table.swap(table_);
+    sets_ = before;
+    counters_.entries += left_over;
+    return false;
+  }
+  counters_.evicted += left_over;
+  return true;
 }
 
 }  // namespace kvpool

@@ -115,8 +115,9 @@ class DirectorySegment {
   Entry* empty_place(std::uint64_t hash);
   Entry& coldest(std::uint64_t hash);
   Entry& make_place(std::uint64_t hash);
+  Entry* displace(std::uint64_t hash);
   bool grow();
-  std::uint64_t count_entries() const;
+  bool refill(std::uint32_t sets);
   std::uint16_t now() const;
 
   std::mutex mutex_;
