@@ -470,8 +470,8 @@ void bind_node(nb::module_& m) {
            "What was asked of each namespace and what became of it, through all channels; by\n"
            "number. Blocks: lookup_blocks = lookup_dram + lookup_ssd + lookup_remote +\n"
            "lookup_missed + lookup_behind; get_blocks = loaded_dram + loaded_ssd + loaded_remote\n"
-           "+ sum(missed), by Miss, of gets and views; put_blocks = sum(put_status), by Reason (1:\n"
-           "present). A drop leaves all of it as it is. Releases the GIL; about 1 us a namespace.")
+           "+ sum(missed), by Miss, of gets and views; put_blocks = sum(put_status), by Reason\n"
+           "(1: present). A drop leaves all as it is. Releases the GIL; about 1 us a namespace.")
       .def("settle", &settle, "timeout_s"_a.none(),
            "Wait until the node's thread has nothing left to do; False at the timeout.")
       .def("check", &check, "Abort the process if the books do not add up. For tests; O(blocks).");

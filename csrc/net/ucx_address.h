@@ -46,7 +46,7 @@ std::vector<std::byte> encode(const UcxAddress& address);
 // Code::refused: not what encode() makes.
 Result<UcxAddress> decode_ucx_address(std::span<const std::byte> bytes);
 
-// How large the chunks of an arena are: as small as kUcxChunksMax lets them be, but not below 1 GiB.
+// How large the chunks of an arena are: as small as kUcxChunksMax lets them be, not below 1 GiB.
 std::uint64_t ucx_chunk_bytes(std::uint64_t arena_bytes);
 
 }  // namespace kvpool

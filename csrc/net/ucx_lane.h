@@ -97,7 +97,7 @@ class UcxLane {
 
   // What peers connect() with: at most kUcxAddressBytesMax bytes.
   std::span<const std::byte> address() const { return address_; }
-  // Code::refused for an address that is damaged, of another version, or of a UCX that does not fit.
+  // Code::refused for an address that is damaged, of another version, or of a UCX of another kind.
   // It does not wait for the peer: one that is not there is found by the first read.
   Result<std::unique_ptr<UcxPeer>> connect(std::span<const std::byte> address, Time deadline);
 

@@ -134,7 +134,8 @@ class Call:
         sock = self._live()
         sock.settimeout(self._left())
         sock.sendall(message)
-        response = http.client.HTTPResponse(_Readable(self), method="POST")  # type: ignore[arg-type]
+        source: Any = _Readable(self)  # all that it wants of a socket
+        response = http.client.HTTPResponse(source, method="POST")
         response.begin()
         self._response = response
         return response.status

@@ -1,6 +1,7 @@
 // Blocks that come from other members: real nodes and servers, joined by sockets in this process.
 #include <thread>
 
+#include "cluster/finder.h"
 #include "cluster_members.h"
 
 using namespace kvpool;

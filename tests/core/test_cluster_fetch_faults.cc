@@ -1,6 +1,7 @@
 // Members that die, stop, or send what is wrong, while others fetch from them.
 #include <thread>
 
+#include "cluster/finder.h"
 #include "cluster_members.h"
 
 using namespace kvpool;

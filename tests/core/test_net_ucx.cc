@@ -162,7 +162,7 @@ void kill_while_reading(const std::string& kind) {
   const auto killed = Clock::now();
   holder.kill();
   waiting.join();
-  // Over shared memory nothing breaks: that the peer is gone is found by a keepalive, once a second.
+  // Over shared memory nothing breaks: that the peer is gone a keepalive finds, once a second.
   const bool is_tcp = kind == "tcp";
   CHECK(returned - killed < (is_tcp && !test::kUnderAsan ? 1s : 3s));
   CHECK(count_of(outcomes, UcxOutcome::damaged) == 0);

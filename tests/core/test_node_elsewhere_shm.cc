@@ -2,6 +2,7 @@
 #include "block/checksum.h"
 #include "net/stream_channel.h"
 #include "net_shm.h"
+#include "node/elsewhere.h"
 
 using namespace kvpool;
 using namespace kvpool::test;
