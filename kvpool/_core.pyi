@@ -281,8 +281,8 @@ class Node:
         What was asked of each namespace and what became of it, through all channels; by
         number. Blocks: lookup_blocks = lookup_dram + lookup_ssd + lookup_remote +
         lookup_missed + lookup_behind; get_blocks = loaded_dram + loaded_ssd + loaded_remote
-        + sum(missed), by Miss, of gets and views; put_blocks = sum(put_status), by Reason (1:
-        present). A drop leaves all of it as it is. Releases the GIL; about 1 us a namespace.
+        + sum(missed), by Miss, of gets and views; put_blocks = sum(put_status), by Reason
+        (1: present). A drop leaves all as it is. Releases the GIL; about 1 us a namespace.
         """
 
     def settle(self, timeout_s: object | None) -> bool:
