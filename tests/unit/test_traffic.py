@@ -109,7 +109,7 @@ class WholeDaemon(daemons.Running):
     async def _serve(self) -> None:
         (tenant,), (planned,) = self.tenants.values(), self.plan.tenants.values()
         options = {**planned.server, **self.rates}
-        self.server: Any = _core.Server.create(self.node._node, **options)
+        self.server: Any = _core.Server.create(self.node.watched, **options)
         tenant.server = self.server
         await super()._serve()
 
