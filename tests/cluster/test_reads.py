@@ -35,6 +35,7 @@ CHANNELS = ("shm", "tcp")
 FETCH_S = 1.0  # of a get that names no time of its own
 SLACK_S = 2.0  # for a machine that is busy with other things
 COUNT = 24
+PACE_S = 0.01  # between two gets of a client under load
 _numbers = iter(range(0, 1 << 40, 1 << 20))
 
 
@@ -254,7 +255,7 @@ class Load:
         random = np.random.default_rng(seed)
         try:
             with blocks_at(daemon) as mine:
-                while not self._ends.is_set():
+                while not self._ends.wait(PACE_S):
                     at = int(random.integers(0, len(self._numbers) - 8))
                     part = self._numbers[at : at + 8]
                     begin = time.monotonic()
