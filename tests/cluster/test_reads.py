@@ -103,8 +103,6 @@ def test_a_view_brings_them_and_pins(ends: tuple[Blocks, Blocks]) -> None:
     numbers = fresh()
     ours.put_all(numbers)
     are_known(theirs, numbers)
-    if not theirs.pool.shares_memory:
-        pytest.skip("a view is of memory that is shared")
     with theirs.space.view(theirs.keys(numbers)) as viewed:
         assert len(viewed) == COUNT
         for number, block in zip(numbers, viewed, strict=True):
