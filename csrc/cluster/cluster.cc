@@ -11,7 +11,7 @@ namespace {
 
 using std::chrono::steady_clock;
 
-// Of one member that is told that this node leaves; the others are to be told as well.
+// For all who are told that this node leaves.
 constexpr auto kFarewellMax = std::chrono::milliseconds(500);
 // Above all that this life of the node can have told: what comes after it changes nothing.
 constexpr std::uint64_t kLastSequence = ~std::uint64_t{0};
@@ -160,19 +160,19 @@ bool Cluster::leave(Deadline deadline) {
     const std::lock_guard own_lock(mutex_);
     has_left_ = true;
   }
-  bool are_told = true;
-  const auto voters = view_ ? view_->owners.handles : std::vector<MemberHandle>();
-  for (const MemberHandle voter : voters) {
-    const Batch farewell{.from = {id(), options_.incarnation, kLastSequence},
-                         .is_withdraw = false,
-                         .is_fresh = true,
-                         .keys = {}};
-    const auto until = std::min(deadline, steady_clock::now() + kFarewellMax);
-    // Who begins another life, or has left, has forgotten it anyway.
-    const Sent sent = shared_->wire.send(voter, farewell, until);
-    are_told &= sent == Sent::ok || sent == Sent::gone;
-  }
-  return are_told;
+  const Batch farewell{.from = {id(), options_.incarnation, kLastSequence},
+                       .is_withdraw = false,
+                       .is_fresh = true,
+                       .keys = {}};
+  std::vector<Wire::Parcel> parcels;
+  if (view_)
+    for (const MemberHandle voter : view_->owners.handles)
+      parcels.push_back({.to = voter, .batch = farewell});
+  shared_->wire.send_all(parcels, std::min(deadline, steady_clock::now() + kFarewellMax));
+  // Who begins another life, or has left, has forgotten it anyway.
+  return std::ranges::all_of(parcels, [](const Wire::Parcel& each) {
+    return each.sent == Sent::ok || each.sent == Sent::gone;
+  });
 }
 
 // --- peers ---------------------------------------------------------------------------------------

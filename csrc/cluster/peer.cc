@@ -48,6 +48,8 @@ Result<void> Peer::add_stream(int descriptor) {
   // It was dialled and greeted: worth a try, though the pause be not over.
   if (state_ == BreakerState::open) state_ = BreakerState::half_open;
   is_probing_ = false;
+  dial_pause_ = {};
+  dialled_again_ = {};
   return {};
 }
 
@@ -97,8 +99,14 @@ void Peer::succeeded(Clock::duration latency) {
   pause_ = options_.pause_min;
 }
 
-void Peer::failed(Miss why) {
-  {
+void Peer::failed(Miss why, Clock::duration waited) {
+  const bool is_hurried = why == Miss::timed_out && waited < options_.patience;
+  if (is_hurried) {
+    const std::lock_guard lock(mutex_);
+    ++requests_;
+    ++hurried_;
+    is_probing_ = false;
+  } else {
     const std::lock_guard lock(mutex_);
     ++requests_;
     ++failures_;
@@ -112,14 +120,18 @@ void Peer::failed(Miss why) {
 }
 
 void Peer::dial_failed() {
-  Clock::time_point again;
   {
     const std::lock_guard lock(mutex_);
     ++failures_;
-    open_breaker();
-    again = closed_again_;
+    if (streams() == 0) {
+      open_breaker();
+      dialled_again_ = closed_again_;
+    } else {
+      dial_pause_ = std::clamp(dial_pause_ * 2, options_.pause_min, options_.pause_max);
+      dialled_again_ = Clock::now() + dial_pause_;
+    }
   }
-  want(again);
+  want();
 }
 
 // Under the lock.
@@ -131,9 +143,14 @@ void Peer::open_breaker() {
   ++opened_;
 }
 
-void Peer::want(Clock::time_point not_before) {
+void Peer::want() {
   const std::size_t live = streams();
   if (live >= options_.streams) return;
+  Clock::time_point not_before;
+  {
+    const std::lock_guard lock(mutex_);
+    not_before = dialled_again_;
+  }
   wanted_->want(
       {.member = member_, .id = id_, .count = options_.streams - live, .not_before = not_before});
 }
@@ -147,6 +164,16 @@ StreamPool::Loan Peer::borrow_short(Deadline deadline, bool& late) {
   }
   want();
   return bulk_->borrow(1, deadline, late);
+}
+
+StreamPool::Loan Peer::try_short(bool& busy) {
+  auto loan = short_->try_borrow();
+  if (!loan.empty()) return loan;
+  auto other = bulk_->try_borrow();
+  if (!other.empty()) return other;
+  busy = streams() > 0;
+  if (!busy) want();
+  return other;
 }
 
 StreamPool::Loan Peer::borrow_bulk(std::size_t wanted, Deadline deadline, bool& late) {
@@ -215,6 +242,7 @@ PeerStats Peer::stats() const {
           .failures = failures_,
           .opened = opened_,
           .refused_open = refused_open_,
+          .hurried = hurried_,
           .fetched_blocks = fetched_blocks_.load(std::memory_order_relaxed),
           .fetched_bytes = fetched_bytes_.load(std::memory_order_relaxed),
           .damaged = damaged_,
