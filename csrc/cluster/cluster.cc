@@ -12,7 +12,7 @@ namespace {
 using std::chrono::steady_clock;
 
 // For all who are told that this node leaves.
-constexpr auto kFarewellMax = std::chrono::milliseconds(500);
+constexpr auto kFarewellMax = std::chrono::milliseconds(1000);
 // Above all that this life of the node can have told: what comes after it changes nothing.
 constexpr std::uint64_t kLastSequence = ~std::uint64_t{0};
 

@@ -86,7 +86,8 @@ struct TestCluster {
                       Kind kind = Kind::unix_socket) {
     for (std::size_t i = 0; i < streams; ++i) {
       Ends ends(kind);
-      REQUIRE(to.served->server->add_stream(to.served->client, give(ends.far), StreamKind::peer)
+      REQUIRE(to.served->server
+                  ->add_stream(to.served->client, give(ends.far), StreamKind::peer, {from.id, 1})
                   .has_value());
       REQUIRE(from.peer(to)->add_stream(give(ends.near)).has_value());
     }

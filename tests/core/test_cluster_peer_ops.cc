@@ -82,11 +82,6 @@ TEST_CASE("cluster shard: a view tells who is gone") {
   CHECK(shard.publish(from(5, 2, kOther), keys, false) == Told::gap);
   CHECK(shard.publish(from(5, 3, kOther), keys, true) == Told::ok);
   CHECK(holders().size() == 2);
-  shard.not_there(keys[0], {kNode, 5});  // of another life: nothing is known by that
-  CHECK(holders().size() == 2);
-  shard.not_there(keys[0], {kNode, 6});
-  CHECK(holders() == std::set{kOther});
-  shard.not_there(keys[0], {key_of(7), 6});
   while (shard.sweep()) {
   }
   CHECK(shard.stats().directory.holders == 2);
@@ -104,6 +99,21 @@ TEST_CASE("cluster shard: more members than there are numbers for") {
   }
   CHECK(shard.publish(from(1, 2, key_of(10'000)), {&key, 1}, true) == Told::ok);
   CHECK(shard.stats().refused_full == 2);
+}
+
+TEST_CASE("cluster shard: one that begins anew all the time leaves room for the others") {
+  DirectoryShard shard({.bytes_max = 1 << 16});
+  const Hash128 key = key_of(1);
+  for (std::uint64_t i = 1; i <= 6000; ++i) {
+    const Told told = shard.publish(from(1, i), {&key, 1}, true);
+    REQUIRE((told == Told::ok || told == Told::full));
+  }
+  CHECK(located(shard, key).empty());  // at the last it was told to wait
+  CHECK(shard.publish(from(1, 1, kOther), {&key, 1}, true) == Told::ok);
+  while (shard.sweep()) {
+  }
+  CHECK(shard.publish(from(1, 7000), {&key, 1}, true) == Told::ok);
+  CHECK(located(shard, key).size() == 2);
 }
 
 struct Scene : Member {
