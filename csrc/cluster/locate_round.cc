@@ -43,12 +43,18 @@ struct LocateRound::Question {
     id = stream().start_get({.op = Op::locate, .keys = keys, .deadline = deadline});
     if (id != 0) return;
     why = steady_clock::now() >= deadline ? Miss::timed_out : Miss::disconnected;
+    loan.reset();
     peer->failed(why, steady_clock::now() - began);
   }
   void give_up(Miss why) {
     stream().abandon();
+    close();
     peer->failed(why, steady_clock::now() - began);
+  }
+  // Others may have the stream, however long the rest of the round takes.
+  void close() {
     id = 0;
+    loan.reset();
   }
   Answer answer() const {
     Answer head;
@@ -202,7 +208,7 @@ void LocateRound::end(Question& question, bool is_whole, std::span<Whereabouts> 
     return question.give_up(is_draining ? Miss::disconnected : Miss::damaged);
   }
   question.peer->succeeded(steady_clock::now() - question.began);
-  question.id = 0;
+  question.close();
 }
 
 // False: it is no answer to work with.

@@ -100,6 +100,9 @@ void Peer::succeeded(Clock::duration latency) {
 }
 
 void Peer::failed(Miss why, Clock::duration waited) {
+  // Who closed one has closed others: they are not to fail one by one.
+  short_->end_closed();
+  bulk_->end_closed();
   const bool is_hurried = why == Miss::timed_out && waited < options_.patience;
   if (is_hurried) {
     const std::lock_guard lock(mutex_);

@@ -59,6 +59,13 @@ void StreamPool::forget_dead() {
   tell_changed();
 }
 
+void StreamPool::end_closed() {
+  const Lock lock(mutex_);
+  for (const auto& stream : idle_)
+    if (is_peer_gone(stream->descriptor())) stream->abandon();
+  forget_dead();
+}
+
 StreamPool::Loan StreamPool::borrow(std::size_t wanted, Deadline deadline, bool& late) {
   Lock lock(mutex_);
   return lend(lock, wanted, deadline, late);

@@ -48,6 +48,8 @@ class StreamPool {
   // From 1 to `wanted`, without waiting for more than the first; empty: none lives, or the deadline
   // came before one was free (`late`).
   Loan borrow(std::size_t wanted, Deadline deadline, bool& late);
+  // Of those that nobody uses, the ones whose other side has closed.
+  void end_closed();
   // Without waiting.
   Loan try_borrow() { return lend_now(); }
   // Of the same node as when life() was asked; empty if there is another by now.
