@@ -279,9 +279,10 @@ void Node::settle_far(FarFetch& fetch) {
   using At = FarFetch::At;
   Lock lock(mutex_);
   std::uint64_t came = 0;
+  std::size_t changed = 0;
   for (std::size_t i = 0; i < fetch.parts.size(); ++i) {
-    if (i % kPartsPerLock == kPartsPerLock - 1) let_others_in(lock);
     FarFetch::Part& part = fetch.parts[i];
+    if (part.at == At::slot && ++changed % kPartsPerLock == 0) let_others_in(lock);
     if (part.at == At::slot && part.has_come) keep_far_part(fetch, i);
     if (part.at == At::slot) {
       store_->abandon_copy(part.record);
