@@ -24,6 +24,13 @@ std::size_t body_bytes_of(std::size_t names, std::size_t keys) {
 
 // What one owner is asked, and what of its answer has come.
 struct LocateRound::Question {
+  Question() = default;
+  Question(const Question&) = delete;
+  Question& operator=(const Question&) = delete;
+  ~Question() {
+    if (is_open()) give_up(Miss::absent);  // no memory: what still comes belongs to nobody
+  }
+
   MemberHandle owner = kNoMember;
   std::shared_ptr<Peer> peer;  // nullptr: this node itself
   std::vector<DirectoryKey> keys;
@@ -49,6 +56,7 @@ struct LocateRound::Question {
   void give_up(Miss why) {
     stream().abandon();
     close();
+    if (why == Miss::absent) return peer->not_asked();
     peer->failed(why, steady_clock::now() - began);
   }
   // Others may have the stream, however long the rest of the round takes.

@@ -60,6 +60,13 @@ Sent sent_of(Refusal refusal) {
 // A batch on its way, and its answer.
 struct PeerWire::Letter {
   Letter(Parcel& what, std::shared_ptr<Peer> whose) : parcel(what), peer(std::move(whose)) {}
+  Letter(const Letter&) = delete;
+  Letter& operator=(const Letter&) = delete;
+  ~Letter() {
+    if (id == 0) return;  // else no memory: what still comes belongs to nobody
+    stream().abandon();
+    peer->not_asked();
+  }
 
   Parcel& parcel;
   const std::shared_ptr<Peer> peer;
@@ -194,7 +201,9 @@ void PeerWire::begin_busy(Letters& letters, Deadline deadline) {
 
 // `is_over`: else the deadline has come.
 void PeerWire::end(Letter& letter, bool is_over) {
-  if (is_over && letter.is_whole() && letter.fits()) {
+  const bool is_good = is_over && letter.is_whole() && letter.fits();
+  letter.id = 0;
+  if (is_good) {
     const auto refusal = static_cast<Refusal>(letter.answer.failed);
     if (refusal == Refusal::draining) letter.stream().abandon();  // it closes this one
     letter.peer->succeeded(letter.waited());
