@@ -99,6 +99,7 @@ class Peers:
                 await self._drop(former)
             self._clients.require_sources(known.client, 1, STREAMS_PER_PEER_MAX)
             await wire_node.send(sock, wire.pack_hello({**self._facts(), **proof}))
+            assert hello.node is not None  # of a peer
             tenant.server.add_stream(
                 known.client.number,
                 sock.detach(),

@@ -81,7 +81,7 @@ Result<void> Cluster::set_members(std::span<const ClusterMember> members) {
     return fail(Code::refused, "this node is in another cluster already");
   if (auto set = shared_->members.set(std::move(infos)); !set) return set;
   const SnapshotPtr now = shared_->members.now();
-  if (auto set = shared_->peers.set_members(*now); !set) return set;
+  shared_->peers.set_members(*now);
   take_over(view_, now);
   if (!view_ && begin_telling()) {
     node_->set_elsewhere(std::shared_ptr<Elsewhere>(shared_, &shared_->gate));
@@ -168,11 +168,19 @@ bool Cluster::leave(Deadline deadline) {
   if (view_)
     for (const MemberHandle voter : view_->owners.handles)
       parcels.push_back({.to = voter, .batch = farewell});
-  shared_->wire.send_all(parcels, std::min(deadline, steady_clock::now() + kFarewellMax));
-  // Who begins another life, or has left, has forgotten it anyway.
-  return std::ranges::all_of(parcels, [](const Wire::Parcel& each) {
-    return each.sent == Sent::ok || each.sent == Sent::gone;
-  });
+  const auto until = std::min(deadline, steady_clock::now() + kFarewellMax);
+  bool are_told = true;
+  while (!parcels.empty()) {
+    shared_->wire.send_all(parcels, until);
+    const bool is_late = steady_clock::now() >= until;
+    std::erase_if(parcels, [&](const Wire::Parcel& each) {
+      if (each.sent == Sent::busy && !is_late) return false;
+      // Who begins another life, or has left, has forgotten it anyway.
+      are_told &= each.sent == Sent::ok || each.sent == Sent::gone;
+      return true;
+    });
+  }
+  return are_told;
 }
 
 // --- peers ---------------------------------------------------------------------------------------

@@ -15,26 +15,12 @@ constexpr double kBytesPerSecond = 1e9;   // about, of a link: weighs what is un
 }  // namespace
 
 Peer::Peer(MemberHandle member, const Hash128& id, const PeerOptions& options,
-           std::shared_ptr<WantedStreams> wanted, std::unique_ptr<StreamPool> shorts,
-           std::unique_ptr<StreamPool> bulk)
+           std::shared_ptr<WantedStreams> wanted)
     : member_(member),
       id_(id),
       options_(options),
       wanted_(std::move(wanted)),
-      short_(std::move(shorts)),
-      bulk_(std::move(bulk)),
       pause_(options.pause_min) {}
-
-Result<std::shared_ptr<Peer>> Peer::create(MemberHandle member, const Hash128& id,
-                                           const PeerOptions& options,
-                                           std::shared_ptr<WantedStreams> wanted) {
-  auto shorts = StreamPool::create();
-  if (!shorts) return std::unexpected(shorts.error());
-  auto bulk = StreamPool::create();
-  if (!bulk) return std::unexpected(bulk.error());
-  return std::shared_ptr<Peer>(
-      new Peer(member, id, options, std::move(wanted), std::move(*shorts), std::move(*bulk)));
-}
 
 Result<void> Peer::add_stream(int descriptor) {
   auto stream = StreamClient::create(descriptor);

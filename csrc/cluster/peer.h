@@ -50,9 +50,8 @@ struct PeerStats {
 class Peer {
  public:
   using Clock = std::chrono::steady_clock;
-  static Result<std::shared_ptr<Peer>> create(MemberHandle member, const Hash128& id,
-                                              const PeerOptions& options,
-                                              std::shared_ptr<WantedStreams> wanted);
+  Peer(MemberHandle member, const Hash128& id, const PeerOptions& options,
+       std::shared_ptr<WantedStreams> wanted);
 
   MemberHandle member() const { return member_; }
   const Hash128& id() const { return id_; }
@@ -105,9 +104,6 @@ class Peer {
   };
   static constexpr std::size_t kSpacesMax = 4096;  // then all are asked for again
 
-  Peer(MemberHandle member, const Hash128& id, const PeerOptions& options,
-       std::shared_ptr<WantedStreams> wanted, std::unique_ptr<StreamPool> shorts,
-       std::unique_ptr<StreamPool> bulk);
   void want();
   void open_breaker();
 
@@ -115,7 +111,9 @@ class Peer {
   const Hash128 id_;
   const PeerOptions options_;
   const std::shared_ptr<WantedStreams> wanted_;
-  const std::unique_ptr<StreamPool> short_, bulk_;
+  // Theirs is no descriptor: there may be thousands of members, and none is used yet.
+  const std::unique_ptr<StreamPool> short_ = StreamPool::make_unwatched();
+  const std::unique_ptr<StreamPool> bulk_ = StreamPool::make_unwatched();
   std::atomic<std::uint64_t> in_flight_{0}, fetched_blocks_{0}, fetched_bytes_{0}, stale_{0};
 
   mutable std::mutex mutex_;  // guards all below

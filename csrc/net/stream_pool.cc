@@ -13,7 +13,12 @@ Result<std::unique_ptr<StreamPool>> StreamPool::create() {
   return std::unique_ptr<StreamPool>(new StreamPool(std::move(changed)));
 }
 
+std::unique_ptr<StreamPool> StreamPool::make_unwatched() {
+  return std::unique_ptr<StreamPool>(new StreamPool(Descriptor()));
+}
+
 void StreamPool::tell_changed() {
+  if (!changed_.is_open()) return;
   const std::uint64_t one = 1;
   [[maybe_unused]] const ssize_t told = write(changed_.get(), &one, sizeof one);  // full: is told
 }

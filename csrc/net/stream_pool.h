@@ -36,6 +36,8 @@ class StreamPool {
   };
 
   static Result<std::unique_ptr<StreamPool>> create();
+  // Without a descriptor of its own: not for wait_lost().
+  static std::unique_ptr<StreamPool> make_unwatched();
   ~StreamPool() { close(); }
   StreamPool(const StreamPool&) = delete;
   StreamPool& operator=(const StreamPool&) = delete;
@@ -71,7 +73,7 @@ class StreamPool {
   void forget_dead();  // under the lock
   void tell_changed();
 
-  const Descriptor changed_;  // eventfd: wakes wait_lost()
+  const Descriptor changed_;  // eventfd: wakes wait_lost(); not open: nobody waits
   mutable std::mutex mutex_;  // guards all below
   std::condition_variable free_;
   Streams all_, idle_;
