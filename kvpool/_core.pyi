@@ -478,10 +478,18 @@ class Server:
     def drop_client(self, client: int) -> None:
         """Close all connections of a client."""
 
-    def add_stream(self, client: int, descriptor: int, is_peer: bool = False) -> None:
+    def add_stream(
+        self,
+        client: int,
+        descriptor: int,
+        is_peer: bool = False,
+        node: bytes = b"",
+        incarnation: int = 0,
+    ) -> None:
         """
         The socket is the server's from here on, also on failure. is_peer: another node, which
-        has proved that it belongs to the cluster, is at its other end.
+        has proved that it belongs to the cluster, is at its other end. node, incarnation: as
+        whom; it may tell in no other name, and without one it may only ask.
         """
 
     def make_shm(self, client: int, descriptor: int) -> tuple[list[int], dict[str, int]]:

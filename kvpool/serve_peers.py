@@ -99,7 +99,14 @@ class Peers:
                 await self._drop(former)
             self._clients.require_sources(known.client, 1, STREAMS_PER_PEER_MAX)
             await wire_node.send(sock, wire.pack_hello({**self._facts(), **proof}))
-            tenant.server.add_stream(known.client.number, sock.detach(), is_peer=True)
+            assert hello.node is not None  # of a peer
+            tenant.server.add_stream(
+                known.client.number,
+                sock.detach(),
+                is_peer=True,
+                node=hello.node,
+                incarnation=hello.incarnation,
+            )
         finally:
             known.making -= 1
 

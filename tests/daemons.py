@@ -69,7 +69,9 @@ class BookServer:
         self.lanes.pop(client, None)
         self.dropped.append(client)
 
-    def add_stream(self, client: int, fd: int, is_peer: bool = False) -> None:
+    def add_stream(
+        self, client: int, fd: int, is_peer: bool = False, node: bytes = b"", incarnation: int = 0
+    ) -> None:
         self.clients[client].append(fd)
         if is_peer:
             self.peers.append(client)

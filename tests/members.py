@@ -76,7 +76,9 @@ class Watched:
     def reach(self, other: "Watched") -> None:
         """A connection, as a dialer makes it."""
         ours, theirs = socket.socketpair()
-        other.server.add_stream(other._peers, theirs.detach(), is_peer=True)
+        other.server.add_stream(
+            other._peers, theirs.detach(), True, self.own.node, self.own.incarnation
+        )
         self._core.add_stream(other.own.node, other.own.incarnation, ours.detach())
 
     def is_told(self) -> bool:

@@ -322,6 +322,7 @@ Facts facts_of(const ClusterPeer& peer) {
   d["failed"] = s.failures;
   d["opened"] = s.opened;
   d["refused_open"] = s.refused_open;
+  d["hurried"] = s.hurried;
   d["fetched_blocks"] = s.fetched_blocks;
   d["bytes_in"] = s.fetched_bytes;
   d["damaged"] = s.damaged;

@@ -11,8 +11,8 @@ namespace {
 
 using std::chrono::steady_clock;
 
-// Of one member that is told that this node leaves; the others are to be told as well.
-constexpr auto kFarewellMax = std::chrono::milliseconds(500);
+// For all who are told that this node leaves.
+constexpr auto kFarewellMax = std::chrono::milliseconds(1000);
 // Above all that this life of the node can have told: what comes after it changes nothing.
 constexpr std::uint64_t kLastSequence = ~std::uint64_t{0};
 
@@ -81,7 +81,7 @@ Result<void> Cluster::set_members(std::span<const ClusterMember> members) {
     return fail(Code::refused, "this node is in another cluster already");
   if (auto set = shared_->members.set(std::move(infos)); !set) return set;
   const SnapshotPtr now = shared_->members.now();
-  if (auto set = shared_->peers.set_members(*now); !set) return set;
+  shared_->peers.set_members(*now);
   take_over(view_, now);
   if (!view_ && begin_telling()) {
     node_->set_far_timeout(options_.fetch_max);
@@ -161,17 +161,25 @@ bool Cluster::leave(Deadline deadline) {
     const std::lock_guard own_lock(mutex_);
     has_left_ = true;
   }
+  const Batch farewell{.from = {id(), options_.incarnation, kLastSequence},
+                       .is_withdraw = false,
+                       .is_fresh = true,
+                       .keys = {}};
+  std::vector<Wire::Parcel> parcels;
+  if (view_)
+    for (const MemberHandle voter : view_->owners.handles)
+      parcels.push_back({.to = voter, .batch = farewell});
+  const auto until = std::min(deadline, steady_clock::now() + kFarewellMax);
   bool are_told = true;
-  const auto voters = view_ ? view_->owners.handles : std::vector<MemberHandle>();
-  for (const MemberHandle voter : voters) {
-    const Batch farewell{.from = {id(), options_.incarnation, kLastSequence},
-                         .is_withdraw = false,
-                         .is_fresh = true,
-                         .keys = {}};
-    const auto until = std::min(deadline, steady_clock::now() + kFarewellMax);
-    // Who begins another life, or has left, has forgotten it anyway.
-    const Sent sent = shared_->wire.send(voter, farewell, until);
-    are_told &= sent == Sent::ok || sent == Sent::gone;
+  while (!parcels.empty()) {
+    shared_->wire.send_all(parcels, until);
+    const bool is_late = steady_clock::now() >= until;
+    std::erase_if(parcels, [&](const Wire::Parcel& each) {
+      if (each.sent == Sent::busy && !is_late) return false;
+      // Who begins another life, or has left, has forgotten it anyway.
+      are_told &= each.sent == Sent::ok || each.sent == Sent::gone;
+      return true;
+    });
   }
   return are_told;
 }

@@ -107,7 +107,8 @@ class Cluster {
   Holders locate(const Hash128& space, std::span<const Hash128> keys, Deadline deadline);
 
   // Everybody forgets what this node told, and it tells nothing any more. False: somebody was not
-  // told by the deadline; he finds out by the next view.
+  // told by the deadline; he finds out by the next view. A batch that is under way has its own time
+  // first, PublisherOptions::timeout.
   bool leave(Deadline deadline);
 
   ClusterStats stats() const;

@@ -62,6 +62,11 @@ void Directory::drop_holder(Holder holder) {
   condemned_.push_back({.number = holder.number, .parts_left = segments_count_});
 }
 
+bool Directory::is_behind() const {
+  const std::lock_guard lock(mutex_);
+  return condemned_.size() >= HolderLives::kNumbers / 2;
+}
+
 // Every part is looked at once after a holder was dropped, wherever the round was then.
 bool Directory::sweep(std::size_t parts) {
   for (; parts > 0; --parts) {

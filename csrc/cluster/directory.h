@@ -45,6 +45,8 @@ class Directory {
   // nullopt: no number is free, or none is swept yet.
   std::optional<Holder> take_holder();
   void drop_holder(Holder holder);
+  // Half of all numbers wait to be swept: the rest is for those who have none yet.
+  bool is_behind() const;
 
   // How many were changed. Keys of one call may be of any slots and come twice.
   std::size_t add(std::span<const DirectoryKey> keys, Holder holder);

@@ -78,7 +78,10 @@ Told DirectoryShard::admit(Member& member, const Announcement& from, bool is_fre
 }
 
 Told DirectoryShard::begin_anew(Member& member, const Announcement& from) {
+  const bool is_known = member.incarnation != 0;
   end_life(member);
+  // Who begins anew again and again leaves numbers for the others.
+  if (is_known && directory_.is_behind()) return Told::full;
   const auto holder = directory_.take_holder();
   if (!holder) return Told::full;  // until some are swept
   {
@@ -115,14 +118,6 @@ void DirectoryShard::locate(std::span<const Hash128> keys, Located& found) {
       found.holders[i][k] = index;
     }
   }
-}
-
-void DirectoryShard::not_there(const DirectoryKey& key, const HolderName& holder) {
-  const MemberPtr member = member_of({.node = holder.id}, /*may_make=*/false);
-  if (!member) return;
-  const std::lock_guard lock(member->mutex);
-  if (member->incarnation == holder.incarnation && member->holder.number != 0)
-    directory_.remove({&key, 1}, member->holder);
 }
 
 void DirectoryShard::set_members(std::span<const HolderName> members) {

@@ -38,8 +38,6 @@ class DirectoryShard final : public DirectoryService {
   Told withdraw(const Announcement& from, std::span<const Hash128> keys) override;
   void locate(std::span<const Hash128> keys, Located& found) override;
 
-  // Somebody asked this member for it in vain.
-  void not_there(const DirectoryKey& key, const HolderName& holder);
   // A view of the members: who left, or began another life, holds nothing. Who is not in the view
   // but has told something is perhaps ahead of it, and stays until the next one.
   void set_members(std::span<const HolderName> members);

@@ -119,19 +119,24 @@ bool Finder::from_cache(const DirectoryKey& key, std::uint64_t version, Whereabo
 
 void Finder::into_cache(const DirectoryKey& key, std::uint64_t version, const Whereabouts& answer) {
   const auto keep = is_nobody(answer.holders) ? options_.keep_absent : options_.keep_found;
+  Cache over;  // it ends behind the lock, which takes milliseconds
   const std::lock_guard lock(mutex_);
   if (young_.size() >= options_.cached_max / 2) {
+    over.swap(old_);
     old_.swap(young_);
-    young_.clear();
   }
   young_[key] = {.where = answer, .until = steady_clock::now() + keep, .version = version};
 }
 
 void Finder::forget(const DirectoryKey& key, MemberHandle holder) {
   const std::lock_guard lock(mutex_);
-  for (Cache* cache : {&young_, &old_})
-    if (const auto found = cache->find(key); found != cache->end())
-      std::ranges::replace(found->second.where.holders, holder, kNoMember);
+  for (Cache* cache : {&young_, &old_}) {
+    const auto found = cache->find(key);
+    if (found == cache->end()) continue;
+    std::ranges::replace(found->second.where.holders, holder, kNoMember);
+    // That nobody has it is kept for less long than this was to be: it is asked for anew.
+    if (is_nobody(found->second.where.holders)) cache->erase(found);
+  }
 }
 
 FinderStats Finder::stats() const {

@@ -24,11 +24,19 @@ std::size_t body_bytes_of(std::size_t names, std::size_t keys) {
 
 // What one owner is asked, and what of its answer has come.
 struct LocateRound::Question {
+  Question() = default;
+  Question(const Question&) = delete;
+  Question& operator=(const Question&) = delete;
+  ~Question() {
+    if (is_open()) give_up(Miss::absent);  // no memory: what still comes belongs to nobody
+  }
+
   MemberHandle owner = kNoMember;
   std::shared_ptr<Peer> peer;  // nullptr: this node itself
   std::vector<DirectoryKey> keys;
   std::vector<std::uint32_t> which;  // of the round's keys
   std::optional<StreamPool::Loan> loan;
+  bool is_busy = false;  // others use its streams
   std::uint64_t id = 0;  // 0: not asked
   steady_clock::time_point began;
   std::vector<std::byte> come;
@@ -36,10 +44,25 @@ struct LocateRound::Question {
 
   bool is_open() const { return id != 0; }
   StreamClient& stream() const { return loan->one(); }
+  void send(StreamPool::Loan lent, Deadline deadline, Miss& why) {
+    loan.emplace(std::move(lent));
+    began = steady_clock::now();
+    id = stream().start_get({.op = Op::locate, .keys = keys, .deadline = deadline});
+    if (id != 0) return;
+    why = steady_clock::now() >= deadline ? Miss::timed_out : Miss::disconnected;
+    loan.reset();
+    peer->failed(why, steady_clock::now() - began);
+  }
   void give_up(Miss why) {
     stream().abandon();
-    peer->failed(why);
+    close();
+    if (why == Miss::absent) return peer->not_asked();
+    peer->failed(why, steady_clock::now() - began);
+  }
+  // Others may have the stream, however long the rest of the round takes.
+  void close() {
     id = 0;
+    loan.reset();
   }
   Answer answer() const {
     Answer head;
@@ -52,7 +75,11 @@ struct LocateRound::Question {
     return head.magic == kAnswerMagic && head.version == kFrameVersion && head.op == Op::locate &&
            head.id == id && head.body_bytes <= body_bytes_of(kMembersMax, keys.size());
   }
-  bool is_refused() const { return bytes >= sizeof(Answer) && fits() && answer().failed != 0; }
+  // Not now, by one that works.
+  bool is_refused() const {
+    const auto refusal = static_cast<Refusal>(answer().failed);
+    return refusal != Refusal::none && refusal != Refusal::draining;
+  }
   // Bytes of the whole answer, as far as is known.
   std::size_t wanted() const {
     return sizeof(Answer) + (bytes < sizeof(Answer) ? 0 : answer().body_bytes);
@@ -78,11 +105,13 @@ Miss LocateRound::run(std::span<const DirectoryKey> keys, Deadline deadline,
                       std::span<Whereabouts> answers) {
   Miss why = Miss::none;
   Questions questions = questions_for(keys, why);
-  // All are asked before any is heard; those who cost nothing last.
+  // All are asked before any is heard; those who cost nothing last, and behind them those who have
+  // to be waited for, so that one member that hangs takes no time from the others.
   for (const auto& question : questions)
     if (question->peer != nullptr) ask(*question, deadline, why);
   for (const auto& question : questions)
     if (question->peer == nullptr) ask_own(*question, answers);
+  ask_busy(questions, deadline, why);
   hear(questions, deadline, answers, why);
   return why;
 }
@@ -111,27 +140,34 @@ LocateRound::Questions LocateRound::questions_for(std::span<const DirectoryKey> 
   return questions;
 }
 
-bool LocateRound::ask(Question& question, Deadline deadline, Miss& why) {
+void LocateRound::ask(Question& question, Deadline deadline, Miss& why) {
   if (!question.peer->may_ask()) {
     why = Miss::disconnected;
-    return false;
+    return;
   }
-  bool late = false;
-  auto loan = question.peer->borrow_short(deadline, late);
-  if (loan.empty()) {
+  auto loan = question.peer->try_short(question.is_busy);
+  if (!loan.empty()) return question.send(std::move(loan), deadline, why);
+  if (question.is_busy) return;
+  why = Miss::disconnected;
+  question.peer->failed(why);
+}
+
+// In half of the time, all together. What the others answer meanwhile is kept by the kernel.
+void LocateRound::ask_busy(const Questions& questions, Deadline deadline, Miss& why) {
+  const auto now = steady_clock::now();
+  const Deadline until = now + (deadline - now) / 2;
+  for (const auto& question : questions) {
+    if (!question->is_busy) continue;
+    bool late = false;
+    auto loan = question->peer->borrow_short(until, late);
+    if (!loan.empty()) {
+      question->send(std::move(loan), deadline, why);
+      continue;
+    }
     why = late ? Miss::timed_out : Miss::disconnected;
     // Busy is not broken.
-    late ? question.peer->not_asked() : question.peer->failed(why);
-    return false;
+    late ? question->peer->not_asked() : question->peer->failed(why);
   }
-  question.loan.emplace(std::move(loan));
-  question.began = steady_clock::now();
-  question.id =
-      question.stream().start_get({.op = Op::locate, .keys = question.keys, .deadline = deadline});
-  if (question.id != 0) return true;
-  why = steady_clock::now() >= deadline ? Miss::timed_out : Miss::disconnected;
-  question.peer->failed(why);
-  return false;
 }
 
 // Until all have answered or the deadline has come.
@@ -149,24 +185,38 @@ void LocateRound::hear(const Questions& questions, Deadline deadline,
       open.push_back(question.get());
     }
     if (open.empty()) return;
-    const int ms = poll_ms(deadline);
-    if (ms == 0) break;
+    const int ms = poll_ms(deadline);  // 0: a last look
     poll(ready.data(), ready.size(), ms);
     for (std::size_t i = 0; i < open.size(); ++i) {
       const Took took = ready[i].revents == 0 ? Took::some : open[i]->take();
       if (took == Took::some) continue;
-      const bool is_good = took == Took::all && use(*open[i], answers);
-      if (is_good) {
-        open[i]->peer->succeeded(steady_clock::now() - open[i]->began);
-        open[i]->id = 0;
+      if (took != Took::end) {
+        end(*open[i], took == Took::all, answers, why);
       } else {
         why = Miss::disconnected;
-        open[i]->give_up(took == Took::end || open[i]->is_refused() ? why : Miss::damaged);
+        open[i]->give_up(why);
       }
     }
+    if (ms == 0) break;
   }
-  why = Miss::timed_out;
-  for (Question* question : open) question->give_up(why);
+  for (Question* question : open) {
+    if (!question->is_open()) continue;
+    why = Miss::timed_out;
+    question->give_up(why);
+  }
+}
+
+// Whatever it says, it is an answer: the member is there.
+void LocateRound::end(Question& question, bool is_whole, std::span<Whereabouts> answers,
+                      Miss& why) const {
+  const bool is_good = is_whole && use(question, answers);
+  if (!is_good) why = Miss::disconnected;
+  if (!is_good && !(is_whole && question.is_refused())) {
+    const bool is_draining = is_whole && question.answer().failed != 0;
+    return question.give_up(is_draining ? Miss::disconnected : Miss::damaged);
+  }
+  question.peer->succeeded(steady_clock::now() - question.began);
+  question.close();
 }
 
 // False: it is no answer to work with.
@@ -185,17 +235,21 @@ bool LocateRound::use(const Question& question, std::span<Whereabouts> answers) 
     at += sizeof name;
     holder = holder_of(name);
   }
-  for (const std::uint32_t i : question.which) {
-    std::array<std::uint16_t, kHoldersPerKey> indexes;
-    std::memcpy(&indexes, at, sizeof indexes);
-    at += sizeof indexes;
+  std::vector<std::array<std::uint16_t, kHoldersPerKey>> indexes(question.keys.size());
+  std::memcpy(indexes.data(), at, indexes.size() * sizeof indexes[0]);
+  const auto is_none = [&](std::uint16_t index) {
+    return index != kNoHolder && index >= holders.size();
+  };
+  // Before any of it is believed.
+  for (const auto& of_key : indexes)
+    if (std::ranges::any_of(of_key, is_none)) return false;
+  for (std::size_t k = 0; k < indexes.size(); ++k) {
+    Whereabouts& answer = answers[question.which[k]];
     std::size_t count = 0;
-    for (const std::uint16_t index : indexes) {
-      if (index == kNoHolder) break;
-      if (index >= holders.size()) return false;
-      if (holders[index] != kNoMember) answers[i].holders[count++] = holders[index];
-    }
-    answers[i].is_known = true;
+    for (const std::uint16_t index : indexes[k])
+      if (index != kNoHolder && holders[index] != kNoMember)
+        answer.holders[count++] = holders[index];
+    answer.is_known = true;
   }
   return true;
 }

@@ -35,9 +35,11 @@ class LocateRound {
   struct Question;
   using Questions = std::vector<std::unique_ptr<Question>>;
   Questions questions_for(std::span<const DirectoryKey> keys, Miss& why) const;
-  bool ask(Question& question, Deadline deadline, Miss& why);
+  static void ask(Question& question, Deadline deadline, Miss& why);
+  static void ask_busy(const Questions& questions, Deadline deadline, Miss& why);
   void hear(const Questions& questions, Deadline deadline, std::span<Whereabouts> answers,
             Miss& why);
+  void end(Question& question, bool is_whole, std::span<Whereabouts> answers, Miss& why) const;
   bool use(const Question& question, std::span<Whereabouts> answers) const;
   void ask_own(const Question& question, std::span<Whereabouts> answers);
   MemberHandle holder_of(const HolderName& name) const;

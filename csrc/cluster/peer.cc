@@ -15,26 +15,12 @@ constexpr double kBytesPerSecond = 1e9;   // about, of a link: weighs what is un
 }  // namespace
 
 Peer::Peer(MemberHandle member, const Hash128& id, const PeerOptions& options,
-           std::shared_ptr<WantedStreams> wanted, std::unique_ptr<StreamPool> shorts,
-           std::unique_ptr<StreamPool> bulk)
+           std::shared_ptr<WantedStreams> wanted)
     : member_(member),
       id_(id),
       options_(options),
       wanted_(std::move(wanted)),
-      short_(std::move(shorts)),
-      bulk_(std::move(bulk)),
       pause_(options.pause_min) {}
-
-Result<std::shared_ptr<Peer>> Peer::create(MemberHandle member, const Hash128& id,
-                                           const PeerOptions& options,
-                                           std::shared_ptr<WantedStreams> wanted) {
-  auto shorts = StreamPool::create();
-  if (!shorts) return std::unexpected(shorts.error());
-  auto bulk = StreamPool::create();
-  if (!bulk) return std::unexpected(bulk.error());
-  return std::shared_ptr<Peer>(
-      new Peer(member, id, options, std::move(wanted), std::move(*shorts), std::move(*bulk)));
-}
 
 Result<void> Peer::add_stream(int descriptor) {
   auto stream = StreamClient::create(descriptor);
@@ -48,6 +34,8 @@ Result<void> Peer::add_stream(int descriptor) {
   // It was dialled and greeted: worth a try, though the pause be not over.
   if (state_ == BreakerState::open) state_ = BreakerState::half_open;
   is_probing_ = false;
+  dial_pause_ = {};
+  dialled_again_ = {};
   return {};
 }
 
@@ -97,8 +85,17 @@ void Peer::succeeded(Clock::duration latency) {
   pause_ = options_.pause_min;
 }
 
-void Peer::failed(Miss why) {
-  {
+void Peer::failed(Miss why, Clock::duration waited) {
+  // Who closed one has closed others: they are not to fail one by one.
+  short_->end_closed();
+  bulk_->end_closed();
+  const bool is_hurried = why == Miss::timed_out && waited < options_.patience;
+  if (is_hurried) {
+    const std::lock_guard lock(mutex_);
+    ++requests_;
+    ++hurried_;
+    is_probing_ = false;
+  } else {
     const std::lock_guard lock(mutex_);
     ++requests_;
     ++failures_;
@@ -112,14 +109,18 @@ void Peer::failed(Miss why) {
 }
 
 void Peer::dial_failed() {
-  Clock::time_point again;
   {
     const std::lock_guard lock(mutex_);
     ++failures_;
-    open_breaker();
-    again = closed_again_;
+    if (streams() == 0) {
+      open_breaker();
+      dialled_again_ = closed_again_;
+    } else {
+      dial_pause_ = std::clamp(dial_pause_ * 2, options_.pause_min, options_.pause_max);
+      dialled_again_ = Clock::now() + dial_pause_;
+    }
   }
-  want(again);
+  want();
 }
 
 // Under the lock.
@@ -131,9 +132,14 @@ void Peer::open_breaker() {
   ++opened_;
 }
 
-void Peer::want(Clock::time_point not_before) {
+void Peer::want() {
   const std::size_t live = streams();
   if (live >= options_.streams) return;
+  Clock::time_point not_before;
+  {
+    const std::lock_guard lock(mutex_);
+    not_before = dialled_again_;
+  }
   wanted_->want(
       {.member = member_, .id = id_, .count = options_.streams - live, .not_before = not_before});
 }
@@ -147,6 +153,16 @@ StreamPool::Loan Peer::borrow_short(Deadline deadline, bool& late) {
   }
   want();
   return bulk_->borrow(1, deadline, late);
+}
+
+StreamPool::Loan Peer::try_short(bool& busy) {
+  auto loan = short_->try_borrow();
+  if (!loan.empty()) return loan;
+  auto other = bulk_->try_borrow();
+  if (!other.empty()) return other;
+  busy = streams() > 0;
+  if (!busy) want();
+  return other;
 }
 
 StreamPool::Loan Peer::borrow_bulk(std::size_t wanted, Deadline deadline, bool& late) {
@@ -215,6 +231,7 @@ PeerStats Peer::stats() const {
           .failures = failures_,
           .opened = opened_,
           .refused_open = refused_open_,
+          .hurried = hurried_,
           .fetched_blocks = fetched_blocks_.load(std::memory_order_relaxed),
           .fetched_bytes = fetched_bytes_.load(std::memory_order_relaxed),
           .damaged = damaged_,

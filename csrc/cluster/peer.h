@@ -6,7 +6,8 @@
 //   half-open  one request may: a success closes, a failure opens for longer
 //
 // Promises:  1. while it is open, asking costs no system call;
-//            2. a failed request opens it at once;
+//            2. a failed request opens it at once; one that had less than `patience` and came too
+//               late is no failure, since it says more of who asked than of the member;
 //            3. no lock is held while anything waits for the member.
 // Thread rule: every method from any thread.
 #pragma once
@@ -31,6 +32,7 @@ enum class BreakerState : std::uint8_t { closed, open, half_open };
 struct PeerOptions {
   std::size_t streams = 4;  // one of them for short requests alone
   std::chrono::milliseconds pause_min{250}, pause_max{30'000};
+  std::chrono::milliseconds patience{100};
 };
 
 struct PeerStats {
@@ -41,15 +43,15 @@ struct PeerStats {
   std::uint64_t in_flight_bytes = 0;
   double latency_s = 0;  // of the first byte of an answer, smoothed; 0: none yet
   std::uint64_t requests = 0, failures = 0, opened = 0, refused_open = 0;
+  std::uint64_t hurried = 0;  // requests that were given up too soon to blame the member
   std::uint64_t fetched_blocks = 0, fetched_bytes = 0, damaged = 0, stale = 0;
 };
 
 class Peer {
  public:
   using Clock = std::chrono::steady_clock;
-  static Result<std::shared_ptr<Peer>> create(MemberHandle member, const Hash128& id,
-                                              const PeerOptions& options,
-                                              std::shared_ptr<WantedStreams> wanted);
+  Peer(MemberHandle member, const Hash128& id, const PeerOptions& options,
+       std::shared_ptr<WantedStreams> wanted);
 
   MemberHandle member() const { return member_; }
   const Hash128& id() const { return id_; }
@@ -57,7 +59,8 @@ class Peer {
   // A socket that the other side serves as a peer's; taken over, also on failure. One more than
   // wanted is closed.
   Result<void> add_stream(int descriptor);
-  // The dialer could not: as a failed request, and it is asked again when the pause is over.
+  // The dialer could not: it is asked again after a pause. Where no stream lives this is as a failed
+  // request; else the member takes no more of them, and serves those that it has.
   void dial_failed();
   void close();
 
@@ -67,11 +70,13 @@ class Peer {
   bool is_open() const;
   // Empty: none lives (then the dialer is told), or none was free in time (`late`).
   StreamPool::Loan borrow_short(Deadline deadline, bool& late);
+  // Without waiting; any stream will do.
+  StreamPool::Loan try_short(bool& busy);
   StreamPool::Loan borrow_bulk(std::size_t wanted, Deadline deadline, bool& late);
 
-  // What became of a request. `latency`: until its first byte came.
+  // What became of a request. `latency`: until its first byte came. `waited`: how long it had.
   void succeeded(Clock::duration latency);
-  void failed(Miss why);
+  void failed(Miss why, Clock::duration waited = Clock::duration::max());
   // may_ask() said yes, and then nothing was asked.
   void not_asked();
 
@@ -99,26 +104,27 @@ class Peer {
   };
   static constexpr std::size_t kSpacesMax = 4096;  // then all are asked for again
 
-  Peer(MemberHandle member, const Hash128& id, const PeerOptions& options,
-       std::shared_ptr<WantedStreams> wanted, std::unique_ptr<StreamPool> shorts,
-       std::unique_ptr<StreamPool> bulk);
-  void want(Clock::time_point not_before = {});
+  void want();
   void open_breaker();
 
   const MemberHandle member_;
   const Hash128 id_;
   const PeerOptions options_;
   const std::shared_ptr<WantedStreams> wanted_;
-  const std::unique_ptr<StreamPool> short_, bulk_;
+  // Theirs is no descriptor: there may be thousands of members, and none is used yet.
+  const std::unique_ptr<StreamPool> short_ = StreamPool::make_unwatched();
+  const std::unique_ptr<StreamPool> bulk_ = StreamPool::make_unwatched();
   std::atomic<std::uint64_t> in_flight_{0}, fetched_blocks_{0}, fetched_bytes_{0}, stale_{0};
 
   mutable std::mutex mutex_;  // guards all below
   BreakerState state_ = BreakerState::closed;
   bool is_probing_ = false;  // half open, and somebody asks
   Clock::time_point closed_again_{};
-  std::chrono::milliseconds pause_;
+  std::chrono::milliseconds pause_, dial_pause_{0};
+  Clock::time_point dialled_again_{};
   double latency_s_ = 0;
   std::uint64_t requests_ = 0, failures_ = 0, opened_ = 0, refused_open_ = 0, damaged_ = 0;
+  std::uint64_t hurried_ = 0;
   std::unordered_map<Hash128, Space, HashOf> spaces_;
   bool closed_ = false;
 };

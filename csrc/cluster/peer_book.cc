@@ -6,11 +6,11 @@
 
 namespace kvpool {
 
-Result<void> PeerBook::set_members(const MemberView::Snapshot& members) {
+void PeerBook::set_members(const MemberView::Snapshot& members) {
   std::vector<Entry> next;
   std::vector<std::shared_ptr<Peer>> fresh;
   const std::unique_lock lock(mutex_);
-  if (closed_) return {};
+  if (closed_) return;
   for (const MemberView::Member& member : members.members) {
     if (member.handle == members.self) continue;
     if (next.size() <= member.handle) next.resize(member.handle + 1);
@@ -22,9 +22,8 @@ Result<void> PeerBook::set_members(const MemberView::Snapshot& members) {
       entry = peers_[member.handle];
       continue;
     }
-    auto made = Peer::create(member.handle, member.info.id, options_, wanted_);
-    if (!made) return std::unexpected(made.error());
-    entry = {.incarnation = member.info.incarnation, .peer = std::move(*made)};
+    entry = {.incarnation = member.info.incarnation,
+             .peer = std::make_shared<Peer>(member.handle, member.info.id, options_, wanted_)};
     fresh.push_back(entry.peer);
   }
   next.swap(peers_);
@@ -35,7 +34,6 @@ Result<void> PeerBook::set_members(const MemberView::Snapshot& members) {
   }
   for (const auto& peer : fresh)
     wanted_->want({.member = peer->member(), .id = peer->id(), .count = 1});
-  return {};
 }
 
 std::shared_ptr<Peer> PeerBook::of(MemberHandle member) const {

@@ -21,7 +21,7 @@ class PeerBook {
 
   // A peer for every other member; those of another incarnation begin anew. Wants a first stream
   // for each that is new.
-  Result<void> set_members(const MemberView::Snapshot& members);
+  void set_members(const MemberView::Snapshot& members);
   // nullptr: no member (any more), or this node itself.
   std::shared_ptr<Peer> of(MemberHandle member) const;
   std::shared_ptr<Peer> of(const Hash128& id) const;

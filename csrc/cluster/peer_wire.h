@@ -1,7 +1,8 @@
 // The wire of whoever tells what this node has: over the streams to its peers, or across the room
 // to its own shard.
 //
-// Waits for nobody who is known to be out of reach: the breaker of the peer says so.
+// Waits for nobody who is known to be out of reach: the breaker of the peer says so. What goes to
+// several members at once is waited for at once.
 // Thread rule: as Wire; hold() and stats() from any thread.
 #pragma once
 #include <atomic>
@@ -25,13 +26,19 @@ class PeerWire final : public Wire {
       : members_(members), peers_(peers), own_(own) {}
 
   Sent send(MemberHandle to, const Batch& batch, Deadline deadline) override;
+  void send_all(std::span<Parcel> parcels, Deadline deadline) override;
   // While it holds, nothing is sent and nobody is waited for.
   void hold(bool is_held) { held_.store(is_held, std::memory_order_release); }
   WireStats stats() const;
 
  private:
+  struct Letter;
+  using Letters = std::vector<std::unique_ptr<Letter>>;
   Sent tell_own(const Batch& batch);
-  Sent tell(Peer& peer, const Batch& batch, Deadline deadline);
+  void begin(Letters& letters, Parcel& parcel, Deadline deadline);
+  void begin_busy(Letters& letters, Deadline deadline);
+  void end(Letter& letter, bool is_over);
+  Sent answered(Refusal refusal, const Batch& batch);
   Sent unreached();
 
   const MemberView& members_;

@@ -6,8 +6,8 @@
 namespace kvpool {
 namespace {
 
-// Of one owner in a turn; then the others have theirs, and changes are taken again.
-constexpr int kBatchesPerTurn = 4;
+// To each owner in a turn; then changes are taken again.
+constexpr int kRoundsPerTurn = 8;
 
 Sent sent(Told told) {
   switch (told) {
@@ -81,7 +81,7 @@ bool Publisher::turn(Time now) {
   take_view();
   take_changes(now);
   bool is_more = announce(now);
-  for (auto& [handle, owner] : owners_) is_more |= serve(handle, owner, now);
+  is_more |= tell(now);
   note_stats();
   return is_more;
 }
@@ -175,15 +175,39 @@ void Publisher::begin_anew(Owner& owner) {
 
 // --- telling it ----------------------------------------------------------------------------------
 
-bool Publisher::serve(MemberHandle handle, Owner& owner, Time now) {
-  for (int batches = 0; batches < kBatchesPerTurn; ++batches) {
-    if (owner.is_gone || now < owner.not_before) return false;
-    if (owner.unanswered.empty()) next_batch(owner, now);
-    if (owner.unanswered.empty()) return false;
-    while (!owner.unanswered.empty())
-      if (!send_first(handle, owner, now)) return false;
+// A batch to each at a time. True: there is more for somebody.
+bool Publisher::tell(Time now) {
+  for (auto& [handle, owner] : owners_) owner.is_busy = false;
+  for (int round = 0; round < kRoundsPerTurn; ++round) {
+    parcels_.clear();
+    bool is_told = false;
+    for (auto& [handle, owner] : owners_) {
+      const Unanswered* next = next_for(owner, now);
+      if (next == nullptr) continue;
+      ++counts_.batches;
+      is_told = true;
+      const Batch batch{next->from, next->is_withdraw, next->is_fresh, next->keys};
+      if (handle == view_.self)
+        heard(owner, tell_own(batch), now);
+      else
+        parcels_.push_back({.to = handle, .batch = batch});
+    }
+    if (!is_told) return false;
+    if (parcels_.empty()) continue;
+    parts_.wire.send_all(parcels_, std::chrono::steady_clock::now() + options_.timeout);
+    for (const Wire::Parcel& each : parcels_) heard(owners_.at(each.to), each.sent, now);
   }
-  return owner.queue.is_due(now, options_.linger);
+  return std::ranges::any_of(owners_, [&](const auto& each) {
+    const Owner& owner = each.second;
+    return may_tell(owner, now) &&
+           (owner.is_anew || !owner.unanswered.empty() || owner.queue.is_due(now, options_.linger));
+  });
+}
+
+const Publisher::Unanswered* Publisher::next_for(Owner& owner, Time now) {
+  if (!may_tell(owner, now)) return nullptr;
+  if (owner.unanswered.empty()) next_batch(owner, now);
+  return owner.unanswered.empty() ? nullptr : &owner.unanswered.front();
 }
 
 void Publisher::next_batch(Owner& owner, Time now) {
@@ -205,36 +229,36 @@ void Publisher::next_batch(Owner& owner, Time now) {
   if (!keys.came.empty()) add(/*is_withdraw=*/false, /*is_fresh=*/false, std::move(keys.came));
 }
 
-// False: nothing more to it now.
-bool Publisher::send_first(MemberHandle handle, Owner& owner, Time now) {
+// What became of the first that is unanswered.
+void Publisher::heard(Owner& owner, Sent sent, Time now) {
   const Unanswered& first = owner.unanswered.front();
   const bool is_fresh = first.is_fresh;
-  ++counts_.batches;
-  switch (deliver(handle, {first.from, first.is_withdraw, is_fresh, first.keys})) {
+  switch (sent) {
     case Sent::ok:
       (first.is_withdraw ? counts_.withdrawn : counts_.published) += first.keys.size();
       owner.unanswered.pop_front();
       owner.pause = {};
-      if (is_fresh) {
-        owner.is_anew = false;
-        announcer_.ask(view_.table->slots_of(owner.voter));
-      }
-      return true;
+      if (!is_fresh) break;
+      owner.is_anew = false;
+      announcer_.ask(view_.table->slots_of(owner.voter));
+      break;
     case Sent::retry:
       ++counts_.retries;
       pause(owner, now);
-      return false;
+      break;
+    case Sent::busy:
+      owner.is_busy = true;
+      break;
     case Sent::gap:
       ++counts_.gaps;
       begin_anew(owner);
       if (is_fresh) pause(owner, now);  // it keeps no directory yet
-      return !is_fresh;
+      break;
     case Sent::gone:
       begin_anew(owner);
       owner.is_gone = true;
-      return false;
+      break;
   }
-  return false;
 }
 
 void Publisher::pause(Owner& owner, Time now) {
@@ -242,9 +266,7 @@ void Publisher::pause(Owner& owner, Time now) {
   owner.not_before = now + owner.pause;
 }
 
-Sent Publisher::deliver(MemberHandle handle, const Batch& batch) {
-  if (handle != view_.self)
-    return parts_.wire.send(handle, batch, std::chrono::steady_clock::now() + options_.timeout);
+Sent Publisher::tell_own(const Batch& batch) {
   return sent(batch.is_withdraw ? parts_.own_shard.withdraw(batch.from, batch.keys)
                                 : parts_.own_shard.publish(batch.from, batch.keys, batch.is_fresh));
 }

@@ -8,8 +8,8 @@
 //            2. what did not fit, or got lost on the way, is not guessed: the owner is told that
 //               all it knew of this node is void, and then all of it anew (cluster/announcer.h);
 //            3. memory is bounded: keys_queued_max keys for each owner and two batches;
-//            4. an owner that does not answer costs the others one timeout in each of its pauses,
-//               which double.
+//            4. owners are told side by side: those that do not answer cost the others one timeout,
+//               all of them together, in each of their pauses, which double.
 // Thread rule: turn() by one thread, which start() makes; the rest by any.
 #pragma once
 #include <atomic>
@@ -87,6 +87,7 @@ class Publisher {
     std::uint16_t voter = 0;
     bool is_anew = true;   // nothing is queued: all is told once it has heard that we begin anew
     bool is_gone = false;  // until the next view
+    bool is_busy = false;  // until the next turn
     OwnerQueue queue;
     std::deque<Unanswered> unanswered;  // a withdraw and a publish at most
     std::uint64_t sequence = 0;
@@ -100,12 +101,16 @@ class Publisher {
   void push(const DirectoryKey& key, bool came, Time now);
   bool announce(Time now);
   bool make_room(Time now);
-  bool serve(MemberHandle handle, Owner& owner, Time now);
+  bool tell(Time now);
+  bool may_tell(const Owner& owner, Time now) const {
+    return !owner.is_gone && !owner.is_busy && now >= owner.not_before;
+  }
+  const Unanswered* next_for(Owner& owner, Time now);
   void next_batch(Owner& owner, Time now);
   void begin_anew(Owner& owner);
-  bool send_first(MemberHandle handle, Owner& owner, Time now);
+  void heard(Owner& owner, Sent sent, Time now);
   void pause(Owner& owner, Time now);
-  Sent deliver(MemberHandle handle, const Batch& batch);
+  Sent tell_own(const Batch& batch);
   void note_stats();
 
   const Parts parts_;
@@ -114,6 +119,7 @@ class Publisher {
   OwnerView view_;
   std::map<MemberHandle, Owner> owners_;
   std::vector<Change> changes_;
+  std::vector<Wire::Parcel> parcels_;
   std::uint64_t times_anew_ = 0;  // the upper half of a sequence
   Time next_announcement_{};
 

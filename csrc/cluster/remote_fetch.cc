@@ -29,6 +29,7 @@ struct RemoteFetch::Source {
   StreamPool::Streams idle;
   // After `peer`: it is given back to that.
   std::optional<StreamPool::Loan> loan;
+  double cost = 0;  // as it was when this began
   bool is_tried = false, is_open = false;
   bool is_claimed = true;  // may_ask() said yes, and nothing has come of it yet
 
@@ -65,6 +66,7 @@ RemoteFetch::RemoteFetch(const Elsewhere::Ask& ask, std::span<const Whereabouts>
       stale_(std::move(stale)),
       stall_max_(std::clamp<steady_clock::duration>(
           (ask.deadline - steady_clock::now()) / kStallShare, kStallMin, kStallMax)),
+      opened_until_(steady_clock::now() + (ask.deadline - steady_clock::now()) / 2),
       end_(ask.keys.size()) {
   for (const Whereabouts& each : where) where_.push_back(each.holders);
 }
@@ -106,8 +108,9 @@ void RemoteFetch::make_sources() {
                                                                                  sources_.size()));
   const std::uint64_t bytes =
       std::min(kPieceBytes, ask_.keys.size() * std::uint64_t{ask_.space.block_bytes});
-  std::ranges::stable_sort(sources_, {},
-                           [&](const auto& source) { return source->peer->cost(bytes); });
+  // Once each: what other calls fetch changes it meanwhile, and an order may not.
+  for (const auto& source : sources_) source->cost = source->peer->cost(bytes);
+  std::ranges::stable_sort(sources_, {}, [](const auto& source) { return source->cost; });
 }
 
 RemoteFetch::Source* RemoteFetch::source_of(MemberHandle member) {
@@ -116,11 +119,13 @@ RemoteFetch::Source* RemoteFetch::source_of(MemberHandle member) {
   return found == sources_.end() ? nullptr : found->get();
 }
 
-// The namespace's number there, and streams. Where there are others to ask, it is not waited for.
-bool RemoteFetch::open(Source& source, bool is_only) {
+// The namespace's number there, and streams. Where there are others to ask it is not waited for long:
+// what they send is taken by this thread.
+bool RemoteFetch::open(Source& source) {
   if (std::exchange(source.is_tried, true)) return source.is_open;
   const auto now = steady_clock::now();
-  const Deadline until = is_only ? ask_.deadline : std::min(ask_.deadline, now + stall_max_);
+  const Deadline until =
+      sources_.size() == 1 ? ask_.deadline : std::min(opened_until_, now + stall_max_);
   Miss why = Miss::none;
   const auto space = source.peer->space(ask_.space.id, until, why);
   const bool is_there = space && space->block_bytes == ask_.space.block_bytes;
@@ -137,19 +142,20 @@ bool RemoteFetch::open(Source& source, bool is_only) {
   source.is_open = why == Miss::none;
   if (!source.is_open) {
     trouble_ = why;
-    shut(source, late ? Miss::absent : why);  // busy is not broken
+    shut(source, late ? Miss::absent : why, steady_clock::now() - now);  // busy is not broken
   }
   return source.is_open;
 }
 
-// Nothing more is asked of it. `why` absent: that is no fault of its own.
-void RemoteFetch::shut(Source& source, Miss why) {
+// Nothing more is asked of it. `why` absent, or moved, which is for want of memory here: that is no
+// fault of its own.
+void RemoteFetch::shut(Source& source, Miss why, steady_clock::duration waited) {
   source.is_open = false;
   source.is_tried = true;
-  if (why == Miss::absent) {
+  if (why == Miss::absent || why == Miss::moved) {
     if (source.is_claimed) source.peer->not_asked();
   } else {
-    source.peer->failed(why);
+    source.peer->failed(why, waited);
     source.peer->forget_space(ask_.space.id);
   }
   source.is_claimed = false;
@@ -214,7 +220,7 @@ bool RemoteFetch::start_at(Source& source) {
     return each.from < end_ && holds(source.member(), each.from);
   });
   if (piece == pieces_.end()) return false;
-  if (!open(source, !has_other(piece->from, source.member()))) return false;
+  if (!open(source)) return false;
   const Piece what{piece->from, std::min(piece->to, end_)};
   pieces_.erase(piece);
   auto stream = std::move(source.idle.back());
@@ -286,13 +292,16 @@ void RemoteFetch::end_work(Work& work) {
   }
   const std::size_t index = work.piece.from + work.fetch.delivered();
   const Miss why = work.fetch.why();
-  if (!is_live) shut(source, why == Miss::none ? Miss::disconnected : why);
+  if (!is_live)
+    shut(source, why == Miss::none ? Miss::disconnected : why, steady_clock::now() - work.moved);
   if (index >= work.piece.to) return;
   if (!is_live) return ask_again({index, work.piece.to}, source.member(), why);
   if (why == Miss::absent) {
     source.peer->count_stale();
     stale_(index, source.member());
   }
+  // Nor would it give those behind it.
+  if (why == Miss::limited) return ask_again({index, work.piece.to}, source.member(), why);
   // Of those behind it nothing was said.
   if (index + 1 < work.piece.to) pieces_.push_front({index + 1, work.piece.to});
   ask_again({index, index + 1}, source.member(), why);

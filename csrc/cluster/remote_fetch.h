@@ -43,7 +43,7 @@ class RemoteFetch {
   struct Work;
 
   void make_sources();
-  bool open(Source& source, bool is_only);
+  bool open(Source& source);
   void make_pieces();
   void start_some();
   bool start_at(Source& source);
@@ -54,7 +54,7 @@ class RemoteFetch {
   void end_over();
   void end_work(Work& work);
   void ask_again(Piece piece, MemberHandle without, Miss why);
-  void shut(Source& source, Miss why);
+  void shut(Source& source, Miss why, std::chrono::steady_clock::duration waited);
   void miss(std::size_t index, Miss why);
   Source* source_of(MemberHandle member);
   bool has_other(std::size_t index, MemberHandle than);
@@ -66,6 +66,7 @@ class RemoteFetch {
   BlockSink& sink_;
   const Stale stale_;
   const std::chrono::steady_clock::duration stall_max_;
+  const Elsewhere::Deadline opened_until_;
   std::vector<Holders> where_;         // who may still be asked
   std::size_t end_ = 0;                // nothing from here on is wanted: that one cannot be had
   Miss why_ = Miss::none;              // why not

@@ -40,6 +40,7 @@ inline constexpr std::size_t kKeysPerBatch = 4096;
 enum class Sent : std::uint8_t {
   ok,
   retry,  // no answer, or not now: the same batch is sent again, after a pause
+  busy,   // nothing was sent, since others use all that leads there: as soon as may be
   gap,    // Refusal::gap, ::not_here: all is to be told anew
   gone,   // there is no such member any more, or it knows of a later life of this node
 };
@@ -50,6 +51,15 @@ class Wire {
   virtual ~Wire() = default;
   // Returns by the deadline. A member that is known to be out of reach costs no time: retry.
   virtual Sent send(MemberHandle to, const Batch& batch, Deadline deadline) = 0;
+  // To as many members, all at once where the wire can: one that hangs takes no time from others.
+  struct Parcel {
+    MemberHandle to;
+    Batch batch;
+    Sent sent = Sent::retry;  // what became of it
+  };
+  virtual void send_all(std::span<Parcel> parcels, Deadline deadline) {
+    for (Parcel& each : parcels) each.sent = send(each.to, each.batch, deadline);
+  }
 };
 
 }  // namespace kvpool

@@ -43,6 +43,8 @@ enum class Op : std::uint8_t {
 };
 inline constexpr Op kLastOp = Op::locate;
 constexpr bool is_of_peers(Op op) { return op >= Op::find_space; }
+// What another node may ask: it reads, and changes nothing but what it told itself.
+constexpr bool is_for_peers(Op op) { return op == Op::lookup || op == Op::get || is_of_peers(op); }
 constexpr bool has_announcement(Op op) { return op == Op::publish || op == Op::withdraw; }
 
 struct Request {

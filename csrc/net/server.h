@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "net/channel.h"
+#include "net/frame.h"
 #include "net/lease_ages.h"
 
 namespace kvpool {
@@ -75,8 +76,10 @@ class Server {
   std::uint64_t add_client();
   void drop_client(std::uint64_t client);  // closes all its connections
   // Both take the descriptor over, also when they fail. It speaks frames / is watched for its end.
+  // `peer`: which member, in which life, is at the other end; it may tell in no other name, and
+  // without one it may only ask.
   Result<void> add_stream(std::uint64_t client, int descriptor,
-                          StreamKind kind = StreamKind::client);
+                          StreamKind kind = StreamKind::client, const HolderName& peer = {});
   Result<ShmOffer> make_shm(std::uint64_t client, int descriptor);
   // After the offer was sent.
   void start_shm(std::uint64_t client);

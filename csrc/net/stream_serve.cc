@@ -150,8 +150,9 @@ Refusal StreamServe::refusal_of(const Call& call) const {
   const bool leases = call.head.op == Op::acquire || call.head.op == Op::release;
   if (leases && (!is_unix_ || !host_.client->has_shm.load(std::memory_order_acquire)))
     return Refusal::not_here;
-  if (is_of_peers(call.head.op))
-    return host_.kind == StreamKind::peer ? Refusal::none : Refusal::not_here;
+  const bool is_peer = host_.kind == StreamKind::peer;
+  if (is_peer ? !is_for_peers(call.head.op) : is_of_peers(call.head.op)) return Refusal::not_here;
+  if (is_of_peers(call.head.op)) return Refusal::none;
   if (call.space == nullptr && call.head.op != Op::release) return Refusal::no_space;
   return Refusal::none;
 }

@@ -31,6 +31,7 @@ class StreamServe final : public Source {
     std::shared_ptr<ClientBooks> client;
     const DirectoryDoor& directory;
     StreamKind kind;
+    HolderName peer;  // of a peer: in whose name alone it may tell
   };
   StreamServe(Descriptor socket, bool is_unix, Host host);
   ~StreamServe() override;

@@ -26,6 +26,9 @@ class StreamServe::Delivery {
     if (!is_open_) loaded_.why = Miss::disconnected;
     count();
     if (!is_open_) return false;
+    // Whoever sent a peer here is to know better.
+    if (stream_.host_.kind == StreamKind::peer && loaded_.why == Miss::absent)
+      stream_.host_.node.deny(*call_.space, call_.keys[done_]);
     return stream_.answer(call_, {.count = done_, .why = loaded_.why});
   }
 
@@ -46,7 +49,7 @@ class StreamServe::Delivery {
     const auto window = call_.keys.subspan(done_, window_blocks());
     std::array<std::uint8_t, kWindowBlocks> tiers{};
     const std::size_t found = stream_.host_.node.look(*call_.space, window, tiers.data()).present;
-    if (!stream_.host_.books.gets.admit(found * std::uint64_t{call_.space->block_bytes})) {
+    if (!admit(found)) {
       loaded_.why = Miss::limited;
       return false;
     }
@@ -56,6 +59,13 @@ class StreamServe::Delivery {
     // On the SSD alone; or a lease was not to be had, as in a pool where all else is pinned.
     if (is_open_ && done_ == before) send_copies(window);
     return done_ > before;
+  }
+
+  // What other nodes have is paid for when it is known how much came.
+  bool admit(std::size_t found) {
+    RateLimit& gets = stream_.host_.books.gets;
+    if (found == 0) return call_.is_here_only || gets.has_room();
+    return gets.admit(found * std::uint64_t{call_.space->block_bytes});
   }
 
   std::size_t window_blocks() const {
@@ -156,6 +166,7 @@ void StreamServe::Delivery::send_copies(std::span<const Hash128> keys) {
   CopySender sink(*this);
   Loaded loaded;
   stream_.host_.node.get_part(*call_.space, keys, sink, loaded, reach_of(call_));
+  stream_.host_.books.gets.charge(loaded.remote * std::uint64_t{call_.space->block_bytes});
   loaded_.why = loaded.why;
 }
 

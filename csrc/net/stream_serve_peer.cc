@@ -51,6 +51,9 @@ bool StreamServe::find_spaces(const Call& call) {
 }
 
 bool StreamServe::tell(const Call& call, DirectoryService& directory) {
+  // Who has proved to be one member does not speak for another.
+  if (HolderName{call.from.node, call.from.incarnation} != host_.peer)
+    return garbage("an announcement in the name of another member, or life, than its own");
   const bool is_fresh = (call.head.flags & kFresh) != 0;
   const Told told = call.head.op == Op::publish ? directory.publish(call.from, call.keys, is_fresh)
                                                 : directory.withdraw(call.from, call.keys);

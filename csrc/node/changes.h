@@ -32,6 +32,11 @@ class Changes {
     else
       is_lost_ = true;
   }
+  // Said again, for somebody who thinks otherwise. Only where there is plenty of room, so that who
+  // asks for it often makes nothing else get lost.
+  void repeat_gone(const Namespace& space, const Hash128& key) {
+    if (noted_.size() <= max_ / kRepeatsShare) noted_.push_back({&space, key, false});
+  }
   // More changed at once than is worth naming one by one.
   void lose() { is_lost_ = true; }
 
@@ -44,6 +49,7 @@ class Changes {
   }
 
  private:
+  static constexpr std::size_t kRepeatsShare = 64;
   const std::size_t max_;
   std::vector<Change> noted_;
   bool is_lost_ = false;

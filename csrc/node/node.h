@@ -290,6 +290,9 @@ class Node {
   void stop_listening();
   // What changed since the last take. False: some is lost, and only a walk tells what is here.
   bool take_changes(std::vector<Change>& changes);
+  // Another node came for it in vain. If it is not here indeed, that is noted once more: the one
+  // that keeps the directory thinks otherwise, or did a moment ago.
+  void deny(const Namespace& space, const Hash128& key);
   // A piece of the walk; the lock is held for it. False: that was the last.
   bool walk(ResidentWalk& walk, std::vector<Resident>& found);
 

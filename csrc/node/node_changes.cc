@@ -25,6 +25,13 @@ bool Node::take_changes(std::vector<Change>& changes) {
   return changes_ == nullptr || changes_->take(changes);
 }
 
+// Looked for under the lock, behind all changes so far: nobody can make a node deny what it has.
+void Node::deny(const Namespace& space, const Hash128& key) {
+  const Lock lock(mutex_);
+  BlockId record = kNoBlock;
+  if (changes_ != nullptr && !store_->find(space, key, record)) changes_->repeat_gone(space, key);
+}
+
 bool Node::walk(ResidentWalk& walk, std::vector<Resident>& found) {
   const Lock lock(mutex_);
   return walk.step(*store_, found);

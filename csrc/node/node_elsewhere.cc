@@ -20,6 +20,7 @@ constexpr std::uint64_t kWindowBytes = 64 << 20;
 constexpr std::size_t kWindowBlocks = 1024;
 constexpr std::size_t kFarKeysMax = 1 << 16;  // being fetched at a time, by all calls
 constexpr int kRoomAttempts = 64;             // of making room in pieces
+constexpr std::size_t kPartsPerLock = 64;
 
 std::size_t window_of(const Namespace& space, std::size_t keys) {
   const std::uint64_t slot_bytes = SlabPool::slot_bytes(space.block_bytes);
@@ -246,13 +247,9 @@ bool Node::find_far_room(FarFetch& fetch, std::size_t index) {
 
 // In the order of the chain, so that each block knows the one before it. Lets others in between.
 void Node::keep_far_leading(Lock& lock, FarFetch& fetch) {
-  constexpr std::size_t kPerLock = 64;
   for (std::size_t i = 0; fetch.settled < fetch.parts.size(); ++i) {
     if (!fetch.parts[fetch.settled].has_come) break;
-    if (i % kPerLock == kPerLock - 1) {
-      lock.unlock();
-      lock.lock();
-    }
+    if (i % kPartsPerLock == kPartsPerLock - 1) let_others_in(lock);
     keep_far_part(fetch, fetch.settled++);
   }
 }
@@ -282,8 +279,10 @@ void Node::settle_far(FarFetch& fetch) {
   using At = FarFetch::At;
   Lock lock(mutex_);
   std::uint64_t came = 0;
+  std::size_t changed = 0;
   for (std::size_t i = 0; i < fetch.parts.size(); ++i) {
     FarFetch::Part& part = fetch.parts[i];
+    if (part.at == At::slot && ++changed % kPartsPerLock == 0) let_others_in(lock);
     if (part.at == At::slot && part.has_come) keep_far_part(fetch, i);
     if (part.at == At::slot) {
       store_->abandon_copy(part.record);

@@ -39,9 +39,9 @@ struct Member {
       : shard(std::make_shared<DirectoryShard>(options)) {
     served.server->set_directory(shard);
   }
-  Descriptor dial(StreamKind kind = StreamKind::peer) {
+  Descriptor dial(const HolderName& as, StreamKind kind = StreamKind::peer) {
     Ends ends(Kind::unix_socket);
-    REQUIRE(served.server->add_stream(served.client, give(ends.far), kind).has_value());
+    REQUIRE(served.server->add_stream(served.client, give(ends.far), kind, as).has_value());
     return std::move(ends.near);
   }
 };

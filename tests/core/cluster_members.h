@@ -79,14 +79,15 @@ struct TestCluster {
                          .state = MemberState::up,
                          .is_self = other == each});
       REQUIRE(each->view.set(infos).has_value());
-      REQUIRE(each->peers.set_members(*each->view.now()).has_value());
+      each->peers.set_members(*each->view.now());
     }
   }
   static void connect(TestMember& from, TestMember& to, std::size_t streams,
                       Kind kind = Kind::unix_socket) {
     for (std::size_t i = 0; i < streams; ++i) {
       Ends ends(kind);
-      REQUIRE(to.served->server->add_stream(to.served->client, give(ends.far), StreamKind::peer)
+      REQUIRE(to.served->server
+                  ->add_stream(to.served->client, give(ends.far), StreamKind::peer, {from.id, 1})
                   .has_value());
       REQUIRE(from.peer(to)->add_stream(give(ends.near)).has_value());
     }

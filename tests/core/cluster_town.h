@@ -153,7 +153,9 @@ class Town {
     if (to == hosts_.end() || (*to)->is_away) return false;
     Ends ends(kind_);
     Server& server = *(*to)->served.server;
-    if (!server.add_stream((*to)->served.client, give(ends.far), StreamKind::peer)) return false;
+    const HolderName as{from.id, from.incarnation};
+    if (!server.add_stream((*to)->served.client, give(ends.far), StreamKind::peer, as))
+      return false;
     if ((*to)->meter != nullptr) {
       Ends second(kind_);
       relays_.push_back(

@@ -9,6 +9,7 @@ namespace {
 using namespace test;
 
 const Hash128 kNode = key_of(501), kOther = key_of(502);
+const HolderName kPeer{kNode, 3};  // as whom a stream is dialled
 
 Announcement from(std::uint64_t incarnation, std::uint64_t sequence, const Hash128& node = kNode) {
   return {.node = node, .incarnation = incarnation, .sequence = sequence};
@@ -81,11 +82,6 @@ TEST_CASE("cluster shard: a view tells who is gone") {
   CHECK(shard.publish(from(5, 2, kOther), keys, false) == Told::gap);
   CHECK(shard.publish(from(5, 3, kOther), keys, true) == Told::ok);
   CHECK(holders().size() == 2);
-  shard.not_there(keys[0], {kNode, 5});  // of another life: nothing is known by that
-  CHECK(holders().size() == 2);
-  shard.not_there(keys[0], {kNode, 6});
-  CHECK(holders() == std::set{kOther});
-  shard.not_there(keys[0], {key_of(7), 6});
   while (shard.sweep()) {
   }
   CHECK(shard.stats().directory.holders == 2);
@@ -105,6 +101,21 @@ TEST_CASE("cluster shard: more members than there are numbers for") {
   CHECK(shard.stats().refused_full == 2);
 }
 
+TEST_CASE("cluster shard: one that begins anew all the time leaves room for the others") {
+  DirectoryShard shard({.bytes_max = 1 << 16});
+  const Hash128 key = key_of(1);
+  for (std::uint64_t i = 1; i <= 6000; ++i) {
+    const Told told = shard.publish(from(1, i), {&key, 1}, true);
+    REQUIRE((told == Told::ok || told == Told::full));
+  }
+  CHECK(located(shard, key).empty());  // at the last it was told to wait
+  CHECK(shard.publish(from(1, 1, kOther), {&key, 1}, true) == Told::ok);
+  while (shard.sweep()) {
+  }
+  CHECK(shard.publish(from(1, 7000), {&key, 1}, true) == Told::ok);
+  CHECK(located(shard, key).size() == 2);
+}
+
 struct Scene : Member {
   std::vector<Hash128> keys = keys_from(0, 6);
 
@@ -119,7 +130,7 @@ struct Scene : Member {
   }
   void expect_closed(const Bytes& bytes, const std::string& why) {
     const std::uint64_t before = served.server->stats().closed_garbage;
-    const Descriptor stream = dial();
+    const Descriptor stream = dial(kPeer);
     send_bytes(stream, bytes);
     CHECK(is_closed_by_peer(stream));
     const ServerStats stats = served.server->stats();
@@ -130,7 +141,7 @@ struct Scene : Member {
 
 TEST_CASE("cluster frames: publish, withdraw, locate, namespaces by id") {
   Scene scene;
-  const Descriptor stream = scene.dial();
+  const Descriptor stream = scene.dial(kPeer);
   const std::span keys(scene.keys);
   CHECK(scene.ask(stream, scene.publish(1, keys)).head.failed == std::uint8_t(Refusal::gap));
   CHECK(scene.ask(stream, scene.publish(1, {}, true)).head.failed == 0);
@@ -168,7 +179,7 @@ TEST_CASE("cluster frames: publish, withdraw, locate, namespaces by id") {
 TEST_CASE("cluster frames: what a peer asks is for peers, and for members") {
   Scene scene;
   const std::span keys(scene.keys);
-  const Descriptor client = scene.dial(StreamKind::client);
+  const Descriptor client = scene.dial({}, StreamKind::client);
   const auto refused = [&](const Descriptor& stream, const Bytes& frame) {
     return scene.ask(stream, frame).head.failed == std::uint8_t(Refusal::not_here);
   };
@@ -181,7 +192,7 @@ TEST_CASE("cluster frames: what a peer asks is for peers, and for members") {
   CHECK(refused(client, locate));
   CHECK(refused(client, find));
   CHECK(scene.shard->stats().batches == 0);
-  const Descriptor peer = scene.dial();
+  const Descriptor peer = scene.dial(kPeer);
   scene.served.server->set_directory(nullptr);
   CHECK(refused(peer, scene.publish(1, keys, true)));
   CHECK(refused(peer, locate));
@@ -196,7 +207,7 @@ TEST_CASE("cluster frames: what a client asks, with an eye to this node only") {
   Namespace& space = scene.served.pool.space(1, 512);
   scene.served.put(space, std::span(scene.keys).first(2));
   for (const StreamKind kind : {StreamKind::client, StreamKind::peer}) {
-    const Descriptor stream = scene.dial(kind);
+    const Descriptor stream = scene.dial({}, kind);
     Request head = request(Op::lookup, space.number, 6);
     head.flags = kHereOnly | kIsPart;
     CHECK(scene.ask(stream, frame(head, scene.keys)).head.count == 2);
@@ -206,6 +217,43 @@ TEST_CASE("cluster frames: what a client asks, with an eye to this node only") {
     CHECK(receive_bytes(stream, sizeof(Block) + 512).size() == sizeof(Block) + 512);
     CHECK(receive_answer(stream).count == 1);
   }
+}
+
+TEST_CASE("cluster frames: a peer tells in the name of its own member and life alone") {
+  Scene scene;
+  const std::span keys(scene.keys);
+  const Descriptor own = scene.dial(kPeer);
+  CHECK(scene.ask(own, scene.publish(1, keys.first(1), true)).head.failed == 0);
+  const std::vector<HolderName> others{{kOther, 3}, {kNode, 2}, {kNode, 4}, {}};
+  for (const HolderName& as : others) {
+    const Descriptor stream = scene.dial(as);
+    send_bytes(stream, scene.publish(2, keys, true));
+    CHECK(is_closed_by_peer(stream));
+  }
+  const ServerStats stats = scene.served.server->stats();
+  CHECK(stats.closed_garbage == others.size());
+  CHECK_MESSAGE(stats.last_closed.find("another member") != std::string::npos, stats.last_closed);
+  CHECK(scene.shard->stats().batches == 1);
+  CHECK(located(*scene.shard, keys[1]).empty());
+  CHECK(scene.ask(own, scene.publish(2, keys)).head.failed == 0);
+}
+
+TEST_CASE("cluster frames: a peer reads, and changes nothing of this node") {
+  Scene scene;
+  Namespace& space = scene.served.pool.space(1, 512);
+  const std::span some = std::span(scene.keys).first(2);
+  scene.served.put(space, some);
+  const Descriptor stream = scene.dial(kPeer);
+  const auto refused = [&](const Bytes& frame) {
+    return scene.ask(stream, frame).head.failed == std::uint8_t(Refusal::not_here);
+  };
+  for (const Op op : {Op::remove, Op::wait, Op::acquire, Op::release})
+    CHECK(refused(frame(request(op, space.number, 2), some)));
+  const std::span absent = std::span(scene.keys).subspan(2, 1);
+  CHECK(refused(put_frame(request(Op::put, space.number, 1), absent, 512)));
+  CHECK(scene.ask(stream, frame(request(Op::lookup, space.number, 6), scene.keys)).head.count == 2);
+  CHECK(scene.served.pool.node->stats().blocks == 2);
+  scene.served.check_at_rest();
 }
 
 TEST_CASE("cluster frames: a field that cannot be") {
@@ -240,7 +288,7 @@ TEST_CASE("cluster frames: batches that end at any byte") {
   Scene scene;
   const Bytes whole = scene.publish(1, std::span(scene.keys).first(2), true);
   for (std::size_t cut = 0; cut < whole.size(); ++cut) {
-    const Descriptor stream = scene.dial();
+    const Descriptor stream = scene.dial(kPeer);
     REQUIRE(send_bytes(stream, std::span(whole).first(cut)));
   }
   wait_until([&] { return scene.served.server->stats().streams == 0; });
@@ -250,7 +298,7 @@ TEST_CASE("cluster frames: batches that end at any byte") {
 
 TEST_CASE("cluster frames: the largest request and its answer") {
   Scene scene;
-  const Descriptor stream = scene.dial();
+  const Descriptor stream = scene.dial(kPeer);
   const std::vector<Hash128> keys = keys_from(0, kKeysPerRequest);
   CHECK(scene.ask(stream, scene.publish(1, keys, true)).head.count == kKeysPerRequest);
   const PeerAnswer found = scene.ask(stream, frame(request(Op::locate, 0, keys.size()), keys));
@@ -260,7 +308,7 @@ TEST_CASE("cluster frames: the largest request and its answer") {
 
 TEST_CASE("cluster frames: a million keys are published over one stream") {
   Member member({.bytes_max = 64 << 20, .salt = 2});
-  const Descriptor stream = member.dial();
+  const Descriptor stream = member.dial({kNode, 1});
   const std::size_t count = scaled(1'000'000);
   const auto before = std::chrono::steady_clock::now();
   std::vector<Hash128> keys;

@@ -37,7 +37,7 @@ struct Cluster {
   // Another life of a member, that knows nothing.
   void begin(MemberHandle handle) {
     auto member = std::make_unique<Member>();
-    wire.connect(handle, member->dial());
+    wire.connect(handle, member->dial({kSelf, 1}));
     others[handle] = std::move(member);
   }
   DirectoryShard& shard(MemberHandle handle) {

@@ -64,7 +64,7 @@ class Host:
 
 def connect(near: Host, far: Host) -> None:
     ours, theirs = socket.socketpair()
-    far.server.add_stream(far.peers, theirs.detach(), is_peer=True)
+    far.server.add_stream(far.peers, theirs.detach(), is_peer=True, node=near.id, incarnation=1)
     near.cluster.add_stream(far.id, 1, ours.detach())
 
 
