@@ -157,6 +157,7 @@ void LocateRound::hear(const Questions& questions, Deadline deadline,
       if (took == Took::some) continue;
       const bool is_good = took == Took::all && use(*open[i], answers);
       if (is_good) {
+        open[i]->peer->note_load(open[i]->answer().load);
         open[i]->peer->succeeded(steady_clock::now() - open[i]->began);
         open[i]->id = 0;
       } else {

@@ -80,6 +80,7 @@ Sent PeerWire::tell(Peer& peer, const Batch& batch, Deadline deadline) {
     return unreached();
   }
   peer.succeeded(std::chrono::steady_clock::now() - began);
+  peer.note_load(reply.load);
   const Sent sent = sent_of(reply.refusal);
   count(sent == Sent::ok ? batches_ : refused_);
   if (sent != Sent::ok) return sent;
