@@ -5,8 +5,8 @@
 namespace kvpool {
 namespace {
 
-// Heat that another member names counts for so much at most: it fades within a few half-lives.
-constexpr double kHeatMax = 16;
+// Heat that another member names counts for so much at most: it fades within ten half-lives.
+constexpr double kHeatMax = 1024;
 
 }  // namespace
 

@@ -8,8 +8,6 @@ namespace {
 using std::chrono::steady_clock;
 
 constexpr std::size_t kChainMax = kKeysPerRequest;
-// A search may take this part of one thread's time.
-constexpr int kSearchShareInverse = 50;
 // What one request asks for, as part of a second of the budget.
 constexpr std::uint64_t kBatchShareInverse = 4;
 constexpr std::uint64_t kDrainBatchBytes = 32ull << 20;
@@ -67,7 +65,7 @@ void Replicator::search(Time now) {
   const std::vector<HotPrefix> hottest = parts_.node.hottest(options_.prefixes);
   const auto took = steady_clock::now() - began;
   search_at_ = now + std::max<steady_clock::duration>(options_.search_every,
-                                                      took * kSearchShareInverse);
+                                                      took * options_.search_share);
   decltype(known_) known;
   wanted_.clear();
   std::uint64_t hot = 0, paused = 0;
@@ -323,8 +321,8 @@ void Replicator::refused(const Job& job, Pulling how, Time now) {
     counts_.no_room += how == Pulling::no_room;
     counts_.refused += how >= Pulling::refused;
   });
-  const auto busy_pause = is_draining_ ? kBusyPauseOfDrain : options_.busy_pause;
-  const Time soon = now + busy_pause, later = now + options_.refused_pause;
+  const Time soon = now + (is_draining_ ? kBusyPauseOfDrain : options_.busy_pause);
+  const Time later = is_draining_ ? soon : now + options_.refused_pause;
   switch (how) {
     case Pulling::busy:
       pause(job.prefix, job.target, soon, soon);

@@ -35,6 +35,7 @@ struct ReplicaOptions {
   double heat_warm = 0.125;    // what a drain does not leave behind
   std::size_t prefixes = 64;   // looked at
   std::chrono::milliseconds search_every{5000};
+  int search_share = 50;  // a search takes this part of a thread's time at most; 0: whatever it takes
   std::chrono::milliseconds ask_max{250};  // of one request
   std::chrono::milliseconds busy_pause{2000}, refused_pause{60'000}, stuck_max{30'000};
 };

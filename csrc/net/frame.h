@@ -104,7 +104,7 @@ struct Answer {
   std::uint64_t id = 0;
   std::uint32_t count = 0;       // blocks found, delivered, removed, or statuses
   std::uint32_t body_bytes = 0;  // that follow
-  MemberLoad load;               // publish, withdraw, locate, pull
+  MemberLoad load{};             // publish, withdraw, locate, pull
 };
 static_assert(sizeof(Answer) == 32);
 
@@ -166,9 +166,9 @@ static_assert(sizeof(FoundSpace) == 8);
 // Whoever sends it has the blocks and asks the receiver to fetch them, from whom it likes. The same
 // request with the same number asks how far that is.
 struct PullHead {
-  Hash128 space;  // id of the namespace
-  Hash128 from;   // id of the member that asks
-  Hash128 before;  // key of the block before the first; zero: not known
+  Hash128 space;             // id of the namespace
+  Hash128 from;              // id of the member that asks
+  Hash128 before{};          // key of the block before the first; zero: not known
   std::uint64_t number = 0;  // of the sender's request, to be told from those before it
   std::uint32_t block_bytes = 0;
   std::uint32_t heat_milli = 0;  // of the coldest of the blocks, at the sender

@@ -378,6 +378,7 @@ class Store {
   void leave_orders(BlockId record, Seconds now);
   bool is_warm_enough(BlockId record) const;
   bool is_full(ClassId klass) const;
+  bool has_room_for_copies(ClassId klass) const;
   double coldest_quarter(Seconds now) const;
   std::optional<ClassId> ssd_class(BlockId record) const;
   // not_now: when the group before it is done. never: it cannot be written, or is not worth it.

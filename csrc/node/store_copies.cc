@@ -22,11 +22,14 @@ constexpr double kSecondUse = 1;
 
 }  // namespace
 
+// Some slots are always free where the node evicts ahead of need.
+bool Store::has_room_for_copies(ClassId klass) const {
+  return !is_full(klass) ||
+         slabs_.free_slots(klass) > slabs_.taken_slots(klass) / kFreeShareInverse;
+}
+
 bool Store::is_worth_a_copy(const Namespace& space, const Hash128& key, Seconds now) {
-  const ClassId klass = space.size_class;
-  // Some are always free where the node evicts ahead of need.
-  const bool has_slots = slabs_.free_slots(klass) > slabs_.taken_slots(klass) / kFreeShareInverse;
-  if (!is_full(klass) || has_slots || !policy_->has_ghosts()) return true;
+  if (has_room_for_copies(space.size_class) || !policy_->has_ghosts()) return true;
   const std::uint32_t incarnation = space.incarnation.load(std::memory_order_relaxed);
   const Fingerprint name = fingerprint(incarnation, key);
   if (policy_->ghost_heat(name, now).value_or(0) >= kAskedBefore) return true;
@@ -35,7 +38,7 @@ bool Store::is_worth_a_copy(const Namespace& space, const Hash128& key, Seconds 
 }
 
 bool Store::is_warm_copy(const Namespace& space, double heat, Seconds now) {
-  if (!is_full(space.size_class)) return true;
+  if (has_room_for_copies(space.size_class)) return true;
   if (now >= quarter_until_) {
     quarter_heat_ = coldest_quarter(now);
     quarter_until_ = now + kQuarterFor;
