@@ -106,8 +106,8 @@ struct Unused {
 
 ClusterHandle open(const NodeHandle& node, nb::handle node_id, nb::handle incarnation,
                    nb::handle directory_bytes, nb::handle streams_per_peer,
-                   nb::handle fetch_timeout_s, nb::handle locate_timeout_s,
-                   nb::handle max_replicas, nb::handle replica_bytes_per_s) {
+                   nb::handle fetch_timeout_s, nb::handle locate_timeout_s, nb::handle max_replicas,
+                   nb::handle replica_bytes_per_s) {
   usable(node);
   std::random_device random;
   ClusterOptions options;

@@ -64,8 +64,8 @@ void Replicator::search(Time now) {
   const auto began = steady_clock::now();
   const std::vector<HotPrefix> hottest = parts_.node.hottest(options_.prefixes);
   const auto took = steady_clock::now() - began;
-  search_at_ = now + std::max<steady_clock::duration>(options_.search_every,
-                                                      took * options_.search_share);
+  search_at_ =
+      now + std::max<steady_clock::duration>(options_.search_every, took * options_.search_share);
   decltype(known_) known;
   wanted_.clear();
   std::uint64_t hot = 0, paused = 0;
@@ -152,7 +152,8 @@ Replicator::Run Replicator::wanted_run(const Chain& chain, const Prefix& prefix,
 bool Replicator::may_ask(const MemberView::Member& member, const MemberView::Snapshot& members,
                          Time now) const {
   if (member.handle == members.self || member.info.state != MemberState::up) return false;
-  if (const auto rests = resting_.find(member.handle); rests != resting_.end() && now < rests->second)
+  if (const auto rests = resting_.find(member.handle);
+      rests != resting_.end() && now < rests->second)
     return false;
   if (std::ranges::any_of(jobs_, [&](const Job& job) { return job.target == member.handle; }))
     return false;
@@ -248,12 +249,13 @@ std::optional<PullAnswer> Replicator::ask(const Job& job) {
                       .block_bytes = job.prefix.space->block_bytes,
                       .heat_milli = static_cast<std::uint32_t>(std::min(job.heat * 1e3, 1e9))};
   PullAnswer answer;
-  const auto reply = loan.one().request({.op = Op::pull,
-                                         .keys = std::span(job.keys).subspan(job.from, job.to - job.from),
-                                         .deadline = deadline,
-                                         .pull = &head,
-                                         .are_last = is_draining_},
-                                        std::as_writable_bytes(std::span(&answer, 1)));
+  const auto reply =
+      loan.one().request({.op = Op::pull,
+                          .keys = std::span(job.keys).subspan(job.from, job.to - job.from),
+                          .deadline = deadline,
+                          .pull = &head,
+                          .are_last = is_draining_},
+                         std::as_writable_bytes(std::span(&answer, 1)));
   if (reply.how != Io::done) {
     peer->failed(reply.trouble());
     return std::nullopt;

@@ -32,10 +32,11 @@ struct ReplicaOptions {
   std::uint32_t max_replicas = 2;  // members that have a hot block; 1: no copies are made
   std::uint64_t bytes_per_s = 64ull << 20;
   double heat_begin = 4, heat_end = 2;
-  double heat_warm = 0.125;    // what a drain does not leave behind
-  std::size_t prefixes = 64;   // looked at
+  double heat_warm = 0.125;   // what a drain does not leave behind
+  std::size_t prefixes = 64;  // looked at
   std::chrono::milliseconds search_every{5000};
-  int search_share = 50;  // a search takes this part of a thread's time at most; 0: whatever it takes
+  int search_share =
+      50;  // a search takes this part of a thread's time at most; 0: whatever it takes
   std::chrono::milliseconds ask_max{250};  // of one request
   std::chrono::milliseconds busy_pause{2000}, refused_pause{60'000}, stuck_max{30'000};
 };

@@ -42,9 +42,7 @@ enum class Op : std::uint8_t {
   // 12 is kept for leases on memory that a peer reads by itself.
   pull = 13,  // a PullHead comes before the keys; the answer's body is a PullAnswer
 };
-constexpr bool is_known(Op op) {
-  return (op >= Op::lookup && op <= Op::locate) || op == Op::pull;
-}
+constexpr bool is_known(Op op) { return (op >= Op::lookup && op <= Op::locate) || op == Op::pull; }
 constexpr bool is_of_peers(Op op) { return op >= Op::find_space; }
 constexpr bool has_announcement(Op op) { return op == Op::publish || op == Op::withdraw; }
 

@@ -33,16 +33,15 @@ Request StreamClient::head_of(const Ask& ask) {
   const auto left = std::chrono::ceil<milliseconds>(ask.deadline - steady_clock::now()).count();
   const auto ms = std::clamp<std::int64_t>(left, 1, kDeadlineMaxMs);
   const auto flag = [](bool is_set, std::uint16_t bit) { return is_set ? bit : std::uint16_t{0}; };
-  return {
-      .op = ask.op,
-      .flags = static_cast<std::uint16_t>(flag(ask.parent != nullptr, kHasParent) |
-                                          flag(ask.is_part, kIsPart) | flag(ask.is_fresh, kFresh) |
-                                          flag(ask.are_last, kLastCopies)),
-      .id = next_id_++,
-      .space = ask.space,
-      .count = static_cast<std::uint32_t>(ask.keys.size()),
-      .skip = ask.skip,
-      .deadline_ms = static_cast<std::uint32_t>(ms)};
+  return {.op = ask.op,
+          .flags = static_cast<std::uint16_t>(
+              flag(ask.parent != nullptr, kHasParent) | flag(ask.is_part, kIsPart) |
+              flag(ask.is_fresh, kFresh) | flag(ask.are_last, kLastCopies)),
+          .id = next_id_++,
+          .space = ask.space,
+          .count = static_cast<std::uint32_t>(ask.keys.size()),
+          .skip = ask.skip,
+          .deadline_ms = static_cast<std::uint32_t>(ms)};
 }
 
 Io StreamClient::send_request(const Ask& ask, Request& head) {

@@ -325,8 +325,7 @@ void Node::release_far(FarFetch& fetch, std::size_t leased) {
 
 std::size_t Node::pull(const PullRequest& request, Miss& why) {
   const Reach reach = Reach::by(request.deadline);
-  FarCall call{
-      .space = request.space, .keys = request.keys, .reach = reach, .heat = request.heat};
+  FarCall call{.space = request.space, .keys = request.keys, .reach = reach, .heat = request.heat};
   std::size_t came = 0;
   why = may_go_far(call) ? Miss::none : Miss::absent;
   for (std::size_t at = request.first; at < request.keys.size() && why == Miss::none;) {

@@ -62,8 +62,8 @@ double Store::coldest_quarter(Seconds now) const {
   return *quarter;
 }
 
-Store::Committed Store::commit_copy(BlockId record, const Hash128& sum, BlockId parent,
-                                    double heat, Seconds now) {
+Store::Committed Store::commit_copy(BlockId record, const Hash128& sum, BlockId parent, double heat,
+                                    Seconds now) {
   const std::uint64_t aborted = counters_.aborted;
   private_[record].copy = true;
   const Committed committed = commit(record, sum, parent, now);

@@ -36,8 +36,8 @@ struct Copier {
 
   Copier(TestMember& of, const ReplicaOptions& options, const PullOptions& pulls, Time now)
       : member(of),
-        puller(std::make_shared<Puller>(
-            std::shared_ptr<Node>(std::shared_ptr<void>{}, &of.node()), pulls, now)),
+        puller(std::make_shared<Puller>(std::shared_ptr<Node>(std::shared_ptr<void>{}, &of.node()),
+                                        pulls, now)),
         desk(std::make_shared<PeerDesk>(of.shard, puller)),
         replicator({of.node(), of.view, of.peers, of.shard.get()}, options) {
     of.served->server->set_directory(desk);
@@ -189,9 +189,8 @@ TEST_CASE("cluster copies: who asks and who fetches keep to their budgets, whate
     for (std::size_t at = 1; at < 3; ++at) {
       const PullStats pulled = scene[at].puller->stats();
       // One that begins has no second of its budget saved up.
-      CHECK(static_cast<double>(pulled.bytes) <=
-            static_cast<double>(pulls.bytes_per_s) * passed +
-                static_cast<double>(std::min(piece, batch)));
+      CHECK(static_cast<double>(pulled.bytes) <= static_cast<double>(pulls.bytes_per_s) * passed +
+                                                     static_cast<double>(std::min(piece, batch)));
       CHECK(pulled.queued <= 1);
     }
   }
@@ -211,8 +210,7 @@ TEST_CASE("cluster copies: one that comes new and empty is asked by all, and tak
     scene[at].desk->set_load({.served_kib_s = 100'000, .taken = 60'000, .is_told = 1});
   }
   scene[3].desk->set_load({.served_kib_s = 0, .taken = 0, .is_told = 1});
-  for (std::size_t at = 0; at < 3; ++at)
-    scene.tell(at, keys[at]);
+  for (std::size_t at = 0; at < 3; ++at) scene.tell(at, keys[at]);
   const Time began = scene.now;
   for (int i = 0; i < 40; ++i) {
     scene.pass(100ms);
@@ -269,11 +267,12 @@ TEST_CASE("cluster copies: one that is busy is asked later, and one that leaves 
   const Hash128 someone = key_of(77);
   const auto much = keys_from(9000, 100);
   for (const std::size_t at : {1, 2})
-    CHECK(scene[at]
-              .puller
-              ->ask({.space = scene.space(0).id, .from = someone, .number = 1, .block_bytes = kBlock},
-                    much, false)
-              .state == Pulling::working);
+    CHECK(
+        scene[at]
+            .puller
+            ->ask({.space = scene.space(0).id, .from = someone, .number = 1, .block_bytes = kBlock},
+                  much, false)
+            .state == Pulling::working);
   for (int i = 0; i < 15; ++i) {
     for (const auto& each : scene.copiers) each->replicator.turn(scene.now);
     scene.now += 100ms;  // nobody fetches anything

@@ -77,8 +77,7 @@ TEST_CASE("node copies: on a full pool one is kept when it is asked for a second
   Miss why{};
   const auto count_here = [&] {
     std::size_t count = 0;
-    for (const Hash128& key : keys)
-      count += asks.node().look(space, {&key, 1}, nullptr).present;
+    for (const Hash128& key : keys) count += asks.node().look(space, {&key, 1}, nullptr).present;
     return count;
   };
   asks.served->put(space, mine);  // more than fits
