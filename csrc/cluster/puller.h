@@ -27,7 +27,7 @@ struct PullOptions {
   std::uint64_t bytes_per_s = 64ull << 20;
   // Of blocks that would be lost otherwise.
   std::uint64_t last_bytes_per_s = 256ull << 20;
-  std::chrono::milliseconds piece_max{1000};  // one step may take so long
+  std::chrono::milliseconds piece_max{2000};  // one step may take so long
 };
 
 struct PullStats {

@@ -11,6 +11,7 @@ constexpr std::size_t kChainMax = kKeysPerRequest;
 // What one request asks for, as part of a second of the budget.
 constexpr std::uint64_t kBatchShareInverse = 4;
 constexpr std::uint64_t kDrainBatchBytes = 32ull << 20;
+constexpr double kRunCools = 4;  // within one run of blocks
 constexpr int kRefusalsMax = 3;  // of one prefix, by whoever was asked, until it is left behind
 constexpr std::chrono::milliseconds kBusyPauseOfDrain{50};
 // A member of which nothing is known has so much of its memory free.
@@ -47,6 +48,10 @@ bool Replicator::turn(Time now) {
   std::unique_lock turning(turning_, std::try_to_lock);
   if (!turning.owns_lock() || options_.max_replicas < 2) return false;
   if (!search_at_) search_at_ = now + options_.search_every;
+  // Until all is told anew to those who keep the directory by a new view, few holders are known.
+  const std::uint64_t version = parts_.members.now()->version;
+  if (version_ != 0 && version != version_) search_at_ = now + 2 * options_.search_every;
+  version_ = version;
   if (now >= *search_at_) search(now);
   advance(now);
   while (!wanted_.empty() && jobs_.size() < kJobsMax) {
@@ -142,8 +147,11 @@ Replicator::Run Replicator::wanted_run(const Chain& chain, const Prefix& prefix,
   }
   if (!is_draining_ && !last.empty()) parts_.node.be_last(*prefix.space, last);
   while (run.from < chain.where.size() && !is_wanted(chain.where[run.from], members)) ++run.from;
+  // Blocks much colder than its first would have all of it refused.
   run.to = run.from;
-  while (run.to < chain.where.size() && is_wanted(chain.where[run.to], members)) ++run.to;
+  while (run.to < chain.where.size() && is_wanted(chain.where[run.to], members) &&
+         chain.blocks[run.to].heat * kRunCools >= chain.blocks[run.from].heat)
+    ++run.to;
   return run;
 }
 

@@ -153,6 +153,7 @@ class Replicator {
   std::timed_mutex turning_;  // guards what follows, down to mutex_
   RateLimit rate_;
   std::optional<Time> search_at_;
+  std::uint64_t version_ = 0;  // of the members
   std::unordered_map<Name, Known, HashOf> known_;
   std::deque<Prefix> wanted_;
   std::vector<Job> jobs_;
