@@ -43,6 +43,7 @@ bool Node::is_warm_copy(const Namespace& space, double heat) {
 
 void Node::be_last(const Namespace& space, std::span<const Hash128> keys) {
   Lock lock(mutex_);
+  drain_touches();  // uses until now say what is worth a place on the SSD
   const Seconds now = clock_->now();
   for (std::size_t i = 0; i < keys.size(); ++i) {
     if (i > 0 && i % kBlocksPerLock == 0) let_others_in(lock);
