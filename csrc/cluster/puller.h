@@ -1,5 +1,5 @@
-// The side that is asked to have copies: takes what peers ask in, and has it fetched piece by piece,
-// within a budget, by whoever calls step().
+// The side that is asked to have copies: takes in what peers ask for, and has it fetched piece by
+// piece, within a budget, by whoever calls step().
 //
 // Refuses what it would let go soon (too_cold), what does not fit (no_room), and what it does not
 // get to soon (busy). Who asks the same again learns how far it is. One that begins empty gets no

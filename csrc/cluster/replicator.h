@@ -1,13 +1,14 @@
 // Sees to it that hot prefixes lie at more than one member, and that nothing warm is lost when this
 // node goes.
 //
-//   search the hottest prefixes -> ask the directory who has their blocks -> ask the member with the
-//   least to do to fetch what too few have -> ask it again how far it is
+//   search the hottest prefixes -> ask the directory who has their blocks -> ask the member with
+//   the least to do to fetch what too few have -> ask it again how far it is
 //
 // Payload has one path: a member that is asked fetches as for its own clients (cluster/puller.h).
-// No storms: a prefix begins to be copied at heat_begin and stays so down to heat_end; what is asked
-// for keeps to a budget; each member is asked for one run of blocks at a time; a prefix that was
-// refused is left alone for a while. Where several have a block, the one with the smallest id asks.
+// No storms: a prefix begins to be copied at heat_begin and stays so down to heat_end; what is
+// asked for keeps to a budget; each member is asked for one run of blocks at a time; a prefix that
+// was refused is left alone for a while. Where several have a block, the one with the smallest id
+// asks.
 // Bounds: a turn sends one request to each of kJobsMax members at most, each with its deadline.
 // Thread rule: turn() by one thread at a time, drain() by any other; the rest by any.
 #pragma once
