@@ -545,6 +545,8 @@ class Cluster:
         streams_per_peer: object = 4,
         fetch_timeout_s: object = 1.0,
         locate_timeout_s: object = 0.25,
+        max_replicas: object = 2,
+        replica_bytes_per_s: object = 67108864,
     ) -> Cluster:
         """
         The node serves alone until set_members(). Raises BadArgument, BadType.
@@ -585,6 +587,12 @@ class Cluster:
     def stats(self) -> dict[str, Any]: ...
     def peers(self) -> list[dict[str, Any]]:
         """What is known of every other member, and was got from it."""
+
+    def drain(self, timeout_s: object) -> bool:
+        """
+        What is warm here and at no other member is fetched by others, hottest first; then
+        leave(). stats() says how far it is. False: not all of it in time. Releases the GIL.
+        """
 
     def leave(self, timeout_s: object) -> bool:
         """

@@ -34,6 +34,7 @@ from kvpool.errors import KvpoolError
 from kvpool.manifest import BLOCK_BYTES_MAX
 from kvpool.serve_clients import Clients, answers_of, serve_control
 from kvpool.serve_control import Call, Operation, Refusals, Requests
+from kvpool.serve_drain import drain_operations
 from kvpool.serve_handshakes import Handshakes
 from kvpool.serve_listen import Acceptor, Listeners
 from kvpool.serve_log import EventLog
@@ -105,6 +106,7 @@ class Daemon:
         self.is_ready = False
         self.observer = Observer(self)
         self.add_operations(self.observer.operations())
+        self.add_operations(drain_operations(joined, log))
 
     @property
     def refused(self) -> Counter[str]:

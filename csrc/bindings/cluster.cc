@@ -106,7 +106,8 @@ struct Unused {
 
 ClusterHandle open(const NodeHandle& node, nb::handle node_id, nb::handle incarnation,
                    nb::handle directory_bytes, nb::handle streams_per_peer,
-                   nb::handle fetch_timeout_s, nb::handle locate_timeout_s) {
+                   nb::handle fetch_timeout_s, nb::handle locate_timeout_s, nb::handle max_replicas,
+                   nb::handle replica_bytes_per_s) {
   usable(node);
   std::random_device random;
   ClusterOptions options;
@@ -118,6 +119,10 @@ ClusterHandle open(const NodeHandle& node, nb::handle node_id, nb::handle incarn
   options.peers.streams = number_of(streams_per_peer, "streams_per_peer", kStreamsMin, kStreamsMax);
   options.fetch_max = time_in(fetch_timeout_s, "fetch_timeout_s");
   options.finder.locate_max = time_in(locate_timeout_s, "locate_timeout_s");
+  options.replicas.max_replicas =
+      static_cast<std::uint32_t>(number_of(max_replicas, "max_replicas", 1, kHoldersPerKey));
+  options.replicas.bytes_per_s = options.pulls.bytes_per_s =
+      number_of(replica_bytes_per_s, "replica_bytes_per_s", 1 << 20, 1ull << 40);
   auto cluster = value_or_raise([&] {
     const GilReleased released;
     return Cluster::open(node, options);
@@ -179,6 +184,13 @@ nb::typed<nb::list, Wanted> wait_wanted(const ClusterHandle& cluster, nb::handle
   for (const WantedStream& each : wanted)
     list.append(nb::make_tuple(bytes_of(each.id), each.count));
   return list;
+}
+
+bool drain(const ClusterHandle& cluster, nb::handle timeout_s) {
+  const auto deadline = deadline_after(timeout_s);
+  Cluster& told = usable(cluster);
+  const GilReleased released;
+  return told.drain(deadline);
 }
 
 nb::typed<nb::list, Ids> locate(const ClusterHandle& cluster, nb::handle space_id,
@@ -260,6 +272,40 @@ void tell_publisher(Facts& d, const PublisherStats& publisher, const WireStats& 
   d["wire_refused"] = wire.refused;
 }
 
+void tell_copies(Facts& d, const ClusterStats& s) {
+  d["replica_searches"] = s.replicas.searches;
+  d["replica_hot"] = s.replicas.hot;
+  d["replica_paused"] = s.replicas.paused;
+  d["replica_under_way"] = s.replicas.under_way;
+  d["replica_asked"] = s.replicas.asked;
+  d["replica_asked_bytes"] = s.replicas.asked_bytes;
+  d["replica_blocks"] = s.replicas.copied_blocks;
+  d["replica_bytes"] = s.replicas.copied_bytes;
+  d["replica_busy"] = s.replicas.busy;
+  d["replica_too_cold"] = s.replicas.too_cold;
+  d["replica_no_room"] = s.replicas.no_room;
+  d["replica_refused"] = s.replicas.refused;
+  d["replica_unanswered"] = s.replicas.unanswered;
+  d["replica_given_up"] = s.replicas.given_up;
+  d["pull_asked"] = s.pulls.asked;
+  d["pull_taken"] = s.pulls.taken;
+  d["pull_queued"] = s.pulls.queued;
+  d["pull_busy"] = s.pulls.busy;
+  d["pull_too_cold"] = s.pulls.too_cold;
+  d["pull_no_room"] = s.pulls.no_room;
+  d["pull_refused"] = s.pulls.refused;
+  d["pull_blocks"] = s.pulls.blocks;
+  d["pull_bytes"] = s.pulls.bytes;
+  d["pull_missed"] = s.pulls.missed;
+  d["drain_running"] = s.drain.is_running;
+  d["drain_over"] = s.drain.is_over;
+  d["drain_prefixes"] = s.drain.prefixes;
+  d["drain_prefixes_left"] = s.drain.prefixes_left;
+  d["drain_blocks"] = s.drain.moved_blocks;
+  d["drain_bytes"] = s.drain.moved_bytes;
+  d["drain_refused_blocks"] = s.drain.refused_blocks;
+}
+
 // Closed or not.
 void require_parent(const ClusterHandle& cluster) {
   if (cluster->is_forked()) usable(cluster);
@@ -286,6 +332,7 @@ Facts stats(const ClusterHandle& cluster) {
   d["streams_refused"] = s.streams_refused;
   tell_shard(d, s.shard);
   tell_publisher(d, s.publisher, s.wire);
+  tell_copies(d, s);
   d["finds"] = s.finder.finds;
   d["fetches"] = s.finder.fetches;
   d["locate_rounds"] = s.finder.rounds;
@@ -349,7 +396,8 @@ void bind_cluster(nb::module_& m) {
                       "tells them and fetches from them. Thread-safe; see cluster/cluster.h.")
       .def_static("open", &open, "node"_a, "node_id"_a, "incarnation"_a, nb::kw_only(),
                   "directory_bytes"_a = 64ull << 20, "streams_per_peer"_a = 4,
-                  "fetch_timeout_s"_a = 1.0, "locate_timeout_s"_a = 0.25,
+                  "fetch_timeout_s"_a = 1.0, "locate_timeout_s"_a = 0.25, "max_replicas"_a = 2,
+                  "replica_bytes_per_s"_a = 64ull << 20,
                   "The node serves alone until set_members(). Raises BadArgument, BadType.")
       .def("serve", &serve, "server"_a,
            "The server's streams of peers are answered from this shard, until close().")
@@ -369,6 +417,9 @@ void bind_cluster(nb::module_& m) {
            "time is empty. Hints: blocks may have left since. Releases the GIL.")
       .def("stats", &stats)
       .def("peers", &peers, "What is known of every other member, and was got from it.")
+      .def("drain", &drain, "timeout_s"_a,
+           "What is warm here and at no other member is fetched by others, hottest first; then\n"
+           "leave(). stats() says how far it is. False: not all of it in time. Releases the GIL.")
       .def("leave", &leave, "timeout_s"_a,
            "All members forget what this node has told, and it tells nothing any more. False:\n"
            "some were not reached in time. Releases the GIL.")

@@ -15,6 +15,9 @@ using std::chrono::steady_clock;
 constexpr auto kFarewellMax = std::chrono::milliseconds(1000);
 // Above all that this life of the node can have told: what comes after it changes nothing.
 constexpr std::uint64_t kLastSequence = ~std::uint64_t{0};
+// How often whoever has copies made looks what is to be done.
+constexpr auto kCopiesEvery = std::chrono::milliseconds(20);
+constexpr auto kLoadEvery = std::chrono::seconds(1);
 
 SlotSet slots_in(const MemberView::Snapshot& view, const Hash128& id) {
   if (view.owners.table == nullptr) return {};
@@ -26,19 +29,25 @@ SlotSet slots_in(const MemberView::Snapshot& view, const Hash128& id) {
 
 // What calls of the node use. They hold it, so that it goes with the last of them.
 struct Cluster::Shared {
-  explicit Shared(const ClusterOptions& options)
+  Shared(const std::shared_ptr<Node>& node, const ClusterOptions& options)
       : shard(std::make_shared<DirectoryShard>(options.directory)),
+        puller(std::make_shared<Puller>(node, options.pulls, steady_clock::now())),
+        desk(std::make_shared<PeerDesk>(shard, puller)),
         peers(options.peers),
         finder(members, peers, shard.get(), options.finder),
         gate(finder),
-        wire(members, peers, *shard) {}
+        wire(members, peers, *shard),
+        replicator({*node, members, peers, shard.get()}, options.replicas) {}
 
-  const std::shared_ptr<DirectoryShard> shard;  // with the requests of peers
+  const std::shared_ptr<DirectoryShard> shard;  // these three with the requests of peers
+  const std::shared_ptr<Puller> puller;
+  const std::shared_ptr<PeerDesk> desk;
   MemberView members;
   PeerBook peers;
   Finder finder;
   FarGate gate;
   PeerWire wire;
+  Replicator replicator;
 };
 
 Cluster::Cluster(std::shared_ptr<Node> node, const ClusterOptions& options,
@@ -50,14 +59,14 @@ Cluster::~Cluster() { close(steady_clock::now()); }
 Result<std::unique_ptr<Cluster>> Cluster::open(std::shared_ptr<Node> node,
                                                const ClusterOptions& options) {
   if (node->has_elsewhere()) return fail(Code::refused, "this node is in another cluster already");
-  auto shared = std::make_shared<Shared>(options);
+  auto shared = std::make_shared<Shared>(node, options);
   return std::unique_ptr<Cluster>(new Cluster(std::move(node), options, std::move(shared)));
 }
 
 Result<void> Cluster::serve(std::shared_ptr<Server> server) {
   const std::lock_guard lock(mutex_);
   if (is_closed()) return fail(Code::refused, "the cluster is closed");
-  server->set_directory(shared_->shard);
+  server->set_directory(shared_->desk);
   std::erase_if(servers_, [](const auto& known) { return known.expired(); });
   servers_.push_back(server);
   return {};
@@ -120,6 +129,7 @@ bool Cluster::begin_telling() {
   const std::lock_guard lock(mutex_);
   if (stopping_) return !is_closed();  // it has left: it may still ask
   thread_ = std::thread([this] { run(); });
+  copies_ = std::thread([this] { run_copies(); });
   return true;
 }
 
@@ -143,13 +153,74 @@ void Cluster::stop_telling() {
     stopping_ = true;
   }
   woken_.notify_all();
+  shared_->puller->stop();
+  shared_->replicator.stop();
   shared_->wire.hold(true);  // what is under way ends by its time
-  std::thread over;
+  std::thread over, copies_over;
   {
     const std::lock_guard lock(mutex_);
     over.swap(thread_);
+    copies_over.swap(copies_);
   }
   if (over.joinable()) over.join();
+  if (copies_over.joinable()) copies_over.join();
+}
+
+// --- copies --------------------------------------------------------------------------------------
+
+void Cluster::run_copies() {
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    lock.unlock();
+    const bool is_more = copy_some(steady_clock::now());
+    lock.lock();
+    if (!is_more) woken_.wait_for(lock, kCopiesEvery, [this] { return stopping_; });
+  }
+}
+
+// True: another piece may be fetched at once.
+bool Cluster::copy_some(steady_clock::time_point now) {
+  if (now - load_at_ >= kLoadEvery) tell_load(now);
+  shared_->replicator.turn(now);
+  return shared_->puller->step(now);
+}
+
+// What peers learn of how much there is to do here.
+void Cluster::tell_load(steady_clock::time_point now) {
+  std::uint64_t sent = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& each : servers_)
+      if (const auto server = each.lock()) sent += server->stats().bytes_out;
+  }
+  const double passed = std::chrono::duration<double>(now - load_at_).count();
+  // A server that is gone takes what it sent along.
+  const double rate = sent > sent_ ? static_cast<double>(sent - sent_) / passed : 0;
+  sent_per_s_ = (sent_per_s_ + rate) / 2;
+  sent_ = sent;
+  load_at_ = now;
+  const NodeStats stats = node_->stats();
+  const double taken = std::min(1.0, static_cast<double>(stats.bytes_taken) /
+                                         static_cast<double>(std::max(stats.bytes_limit, 1ul)));
+  shared_->desk->set_load(
+      {.served_kib_s = static_cast<std::uint32_t>(std::min(sent_per_s_ / 1024, 4e9)),
+       .taken = static_cast<std::uint16_t>(taken * 65535),
+       .is_told = 1});
+}
+
+bool Cluster::drain(Deadline deadline) {
+  bool is_drained = false;
+  {
+    const FarGate::Visit visit(shared_->gate);
+    if (!visit) return false;
+    {
+      const std::lock_guard lock(views_mutex_);
+      if (!view_ || view_->self == kNoMember) return false;
+    }
+    shared_->puller->stop();
+    is_drained = shared_->replicator.drain(deadline);
+  }
+  return leave(std::max(deadline, steady_clock::now() + kFarewellMax)) && is_drained;
 }
 
 bool Cluster::leave(Deadline deadline) {
@@ -270,7 +341,10 @@ ClusterStats Cluster::stats() const {
                      .shard = shared_->shard->stats(),
                      .finder = shared_->finder.stats(),
                      .publisher = {},
-                     .wire = shared_->wire.stats()};
+                     .wire = shared_->wire.stats(),
+                     .replicas = shared_->replicator.stats(),
+                     .pulls = shared_->puller->stats(),
+                     .drain = shared_->replicator.drain_stats()};
   const std::lock_guard lock(mutex_);
   stats.has_left = has_left_;
   if (publisher_) stats.publisher = publisher_->stats();

@@ -3,7 +3,8 @@
 //
 //   node --asks-->  FarGate -> Finder -> LocateRound, RemoteFetch -> PeerBook    threads of callers
 //   node --told-->  Publisher -> PeerWire -> PeerBook                            one thread, here
-//   server of the node --asks--> DirectoryShard                                  its threads
+//   server of the node --asks--> PeerDesk -> DirectoryShard, Puller              its threads
+//   what is hot, or asked for -> Replicator, Puller                              one thread, here
 //   whoever dials --hands over--> PeerBook                                       threads of callers
 //
 // Order of their ends (close()): the node asks no more; servers answer no more from the shard;
@@ -13,7 +14,8 @@
 //
 // Promises:  1. without members, or with none but this node, it serves alone;
 //            2. every call ends by its deadline, whatever others do;
-//            3. no thread is made for a fetch.
+//            3. no thread is made for a fetch;
+//            4. what is made for others' sake keeps to its budgets, and waits for nobody long.
 // Thread rule: every method from any thread; views are taken up one at a time. Not after fork:
 // is_forked() first, and then it is not to be destroyed.
 #pragma once
@@ -30,8 +32,11 @@
 #include "cluster/finder.h"
 #include "cluster/member_view.h"
 #include "cluster/peer_book.h"
+#include "cluster/peer_desk.h"
 #include "cluster/peer_wire.h"
 #include "cluster/publisher.h"
+#include "cluster/puller.h"
+#include "cluster/replicator.h"
 
 namespace kvpool {
 
@@ -44,6 +49,8 @@ struct ClusterOptions {
   PeerOptions peers;
   Finder::Options finder;
   PublisherOptions publisher;
+  ReplicaOptions replicas;
+  PullOptions pulls;
   // Of a call of the node in which nothing comes.
   std::chrono::milliseconds fetch_max{1000};
 };
@@ -66,6 +73,9 @@ struct ClusterStats {
   FinderStats finder;
   PublisherStats publisher;
   WireStats wire;
+  ReplicaStats replicas;
+  PullStats pulls;
+  DrainStats drain;
 };
 
 struct ClusterPeer {
@@ -110,6 +120,11 @@ class Cluster {
   // told by the deadline; he finds out by the next view. A batch that is under way has its own time
   // first, PublisherOptions::timeout.
   bool leave(Deadline deadline);
+  // What is warm here and at no other member is fetched by others, hottest first; then leave().
+  // Others are better told before that this node drains, so that they do not count on it. False:
+  // the deadline came first, or there is nobody; it has left all the same. stats().drain says how
+  // far it is. Streams of peers are served throughout.
+  bool drain(Deadline deadline);
 
   ClusterStats stats() const;
   std::vector<ClusterPeer> peers() const;
@@ -126,6 +141,9 @@ class Cluster {
   void take_over(const SnapshotPtr& before, const SnapshotPtr& now);
   bool begin_telling();
   void run();
+  void run_copies();
+  bool copy_some(std::chrono::steady_clock::time_point now);
+  void tell_load(std::chrono::steady_clock::time_point now);
   void stop_telling();
 
   const std::shared_ptr<Node> node_;
@@ -144,6 +162,12 @@ class Cluster {
   std::unique_ptr<Publisher> publisher_;  // from the first view until close()
   bool has_left_ = false, stopping_ = false;
   std::thread thread_;  // tells, and sweeps the shard
+  std::thread copies_;  // has copies made, here and elsewhere
+
+  // Of the thread that has copies made alone.
+  std::chrono::steady_clock::time_point load_at_{};
+  std::uint64_t sent_ = 0;  // bytes, as of then
+  double sent_per_s_ = 0;
 };
 
 }  // namespace kvpool

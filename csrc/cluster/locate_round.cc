@@ -215,6 +215,7 @@ void LocateRound::end(Question& question, bool is_whole, std::span<Whereabouts> 
     const bool is_draining = is_whole && question.answer().failed != 0;
     return question.give_up(is_draining ? Miss::disconnected : Miss::damaged);
   }
+  if (is_good) question.peer->note_load(question.answer().load);
   question.peer->succeeded(steady_clock::now() - question.began);
   question.close();
 }

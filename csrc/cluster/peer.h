@@ -21,6 +21,7 @@
 
 #include "block/key.h"
 #include "cluster/member_view.h"
+#include "net/frame.h"
 #include "net/stream_pool.h"
 
 namespace kvpool {
@@ -95,6 +96,11 @@ class Peer {
   void count_stale() { stale_.fetch_add(1, std::memory_order_relaxed); }
   // Seconds until so many bytes more would be here, as far as is known: smaller is better.
   double cost(std::uint64_t bytes) const;
+  // As its last answer said.
+  void note_load(MemberLoad load) {
+    if (load.is_told != 0) load_.store(load, std::memory_order_relaxed);
+  }
+  MemberLoad load() const { return load_.load(std::memory_order_relaxed); }
   std::size_t streams() const { return short_->live() + bulk_->live(); }
   PeerStats stats() const;
 
@@ -115,6 +121,8 @@ class Peer {
   const std::unique_ptr<StreamPool> short_ = StreamPool::make_unwatched();
   const std::unique_ptr<StreamPool> bulk_ = StreamPool::make_unwatched();
   std::atomic<std::uint64_t> in_flight_{0}, fetched_blocks_{0}, fetched_bytes_{0}, stale_{0};
+
+  std::atomic<MemberLoad> load_{MemberLoad{}};
 
   mutable std::mutex mutex_;  // guards all below
   BreakerState state_ = BreakerState::closed;

@@ -207,6 +207,7 @@ void PeerWire::end(Letter& letter, bool is_over) {
     const auto refusal = static_cast<Refusal>(letter.answer.failed);
     if (refusal == Refusal::draining) letter.stream().abandon();  // it closes this one
     letter.peer->succeeded(letter.waited());
+    letter.peer->note_load(letter.answer.load);
     letter.parcel.sent = answered(refusal, letter.parcel.batch);
     return;
   }

@@ -1,5 +1,6 @@
-// What a server asks of its node's part of the directory, on behalf of peers (cluster/). The server
-// has checked the form of what came; what it means is for whoever implements this.
+// What a server asks of its node's part in the cluster, on behalf of peers (cluster/): above all of
+// its part of the directory. The server has checked the form of what came; what it means is for
+// whoever implements this.
 //
 // Thread rule: every method from any thread, several at a time; none of them waits.
 #pragma once
@@ -38,6 +39,11 @@ class DirectoryService {
   virtual Told publish(const Announcement& from, std::span<const Hash128> keys, bool is_fresh) = 0;
   virtual Told withdraw(const Announcement& from, std::span<const Hash128> keys) = 0;
   virtual void locate(std::span<const Hash128> keys, Located& found) = 0;
+  // Somebody would like these blocks to be here as well. Fetches nothing itself.
+  virtual PullAnswer pull(const PullHead&, std::span<const Hash128>, bool /*are_last*/) {
+    return {.state = Pulling::refused};
+  }
+  virtual MemberLoad load() const { return {}; }
 };
 
 // Where a server finds it; empty until its node is a member.

@@ -40,8 +40,9 @@ enum class Op : std::uint8_t {
   withdraw = 10,   // so it does here
   locate = 11,     // LocatedHead, HolderNames, then kHoldersPerKey indexes of 2 bytes per key
   // 12 is kept for leases on memory that a peer reads by itself.
+  pull = 13,  // a PullHead comes before the keys; the answer's body is a PullAnswer
 };
-inline constexpr Op kLastOp = Op::locate;
+constexpr bool is_known(Op op) { return (op >= Op::lookup && op <= Op::locate) || op == Op::pull; }
 constexpr bool is_of_peers(Op op) { return op >= Op::find_space; }
 // What another node may ask: it reads, and changes nothing but what it told itself.
 constexpr bool is_for_peers(Op op) { return op == Op::lookup || op == Op::get || is_of_peers(op); }
@@ -66,6 +67,8 @@ inline constexpr std::uint16_t kIsPart = 2;
 inline constexpr std::uint16_t kHereOnly = 4;
 // A publish before which all that is known of its sender is forgotten.
 inline constexpr std::uint16_t kFresh = 8;
+// A pull of blocks that nobody will have when its sender is gone.
+inline constexpr std::uint16_t kLastCopies = 16;
 constexpr std::uint16_t flags_of(Op op) {
   switch (op) {
     case Op::put:
@@ -76,11 +79,21 @@ constexpr std::uint16_t flags_of(Op op) {
       return kHereOnly;
     case Op::publish:
       return kFresh;
+    case Op::pull:
+      return kLastCopies;
     default:
       return 0;
   }
 }
 static_assert(sizeof(Request) == 32);
+
+// How much a member has to do, told along with its answers to others; zero: it does not say.
+struct MemberLoad {
+  std::uint32_t served_kib_s = 0;  // bytes that it sends, over the last seconds
+  std::uint16_t taken = 0;         // of its DRAM, in 1/65,535
+  std::uint16_t is_told = 0;       // 1: the two above are
+};
+static_assert(sizeof(MemberLoad) == 8);
 
 struct Answer {
   std::uint32_t magic = kAnswerMagic;
@@ -91,7 +104,7 @@ struct Answer {
   std::uint64_t id = 0;
   std::uint32_t count = 0;       // blocks found, delivered, removed, or statuses
   std::uint32_t body_bytes = 0;  // that follow
-  std::uint64_t reserved = 0;
+  MemberLoad load{};             // publish, withdraw, locate, pull
 };
 static_assert(sizeof(Answer) == 32);
 
@@ -149,6 +162,34 @@ struct FoundSpace {
   std::uint32_t block_bytes = 0;  // 0: there is none of this id
 };
 static_assert(sizeof(FoundSpace) == 8);
+
+// Whoever sends it has the blocks and asks the receiver to fetch them, from whom it likes. The same
+// request with the same number asks how far that is.
+struct PullHead {
+  Hash128 space;             // id of the namespace
+  Hash128 from;              // id of the member that asks
+  Hash128 before{};          // key of the block before the first; zero: not known
+  std::uint64_t number = 0;  // of the sender's request, to be told from those before it
+  std::uint32_t block_bytes = 0;
+  std::uint32_t heat_milli = 0;  // of the coldest of the blocks, at the sender
+};
+static_assert(sizeof(PullHead) == 64);
+
+enum class Pulling : std::uint8_t {
+  over = 0,      // nothing is under way: `here` of the blocks are here
+  working = 1,   // `left` are still to be fetched
+  busy = 2,      // others are fetched first: ask again later
+  too_cold = 3,  // colder than what would go for them
+  no_room = 4,
+  refused = 5,  // it leaves itself, or cannot have this namespace
+};
+
+struct PullAnswer {
+  std::uint32_t here = 0, left = 0;  // blocks
+  Pulling state = Pulling::over;
+  std::uint8_t reserved[7] = {};
+};
+static_assert(sizeof(PullAnswer) == 16);
 
 inline constexpr std::size_t kHoldersPerKey = 4;
 inline constexpr std::uint16_t kNoHolder = 0xffff;

@@ -20,10 +20,12 @@ constexpr std::size_t kHeadBytes = 4096;
 constexpr std::size_t kRoomKept = 16 << 10;
 
 constexpr std::size_t kKeysOfAnnouncement = sizeof(Announcement) / kHashBytes;
+constexpr std::size_t kKeysOfPull = sizeof(PullHead) / kHashBytes;
 
 // What comes in front of the keys, in keys.
 std::size_t keys_before(const Request& head) {
   if (has_announcement(head.op)) return kKeysOfAnnouncement;
+  if (head.op == Op::pull) return kKeysOfPull;
   return (head.flags & kHasParent) != 0 ? 1 : 0;
 }
 
@@ -112,7 +114,7 @@ bool StreamServe::check(const Request& head) {
   if (head.magic != kRequestMagic) return garbage("what is not a request");
   if (head.version != kFrameVersion)
     return garbage("a request of version " + std::to_string(head.version));
-  if (head.op < Op::lookup || head.op > kLastOp)
+  if (!is_known(head.op))
     return garbage("a request of unknown kind " + std::to_string(static_cast<int>(head.op)));
   if ((head.flags & ~flags_of(head.op)) != 0) return garbage("a request with unknown flags");
   if ((head.count == 0 && !may_be_empty(head)) || head.count > kKeysPerRequest)
@@ -137,9 +139,12 @@ bool StreamServe::serve(const Request& head, const std::byte* keys) {
             .parent = (head.flags & kHasParent) != 0 ? keys_.data() : nullptr,
             .is_here_only = host_.kind == StreamKind::peer || (head.flags & kHereOnly) != 0,
             .from = {},
+            .pull = {},
             .patience = {steady_clock::now() + limit, host_.options.stall_max}};
   if (has_announcement(head.op))
     std::memcpy(static_cast<void*>(&call.from), keys_.data(), sizeof call.from);
+  if (head.op == Op::pull)
+    std::memcpy(static_cast<void*>(&call.pull), keys_.data(), sizeof call.pull);
   host_.books.requests.fetch_add(1, std::memory_order_relaxed);
   host_.client->requests.fetch_add(1, std::memory_order_relaxed);
   return dispatch(call);
@@ -180,6 +185,7 @@ bool StreamServe::dispatch(const Call& call) {
     case Op::publish:
     case Op::withdraw:
     case Op::locate:
+    case Op::pull:
       return serve_peer(call);
     case Op::put:
       break;
@@ -248,7 +254,8 @@ Answer StreamServe::answer_head(const Call& call, const Reply& reply) {
           .failed = static_cast<std::uint8_t>(reply.refusal),
           .id = call.head.id,
           .count = static_cast<std::uint32_t>(reply.count),
-          .body_bytes = static_cast<std::uint32_t>(reply.body.size())};
+          .body_bytes = static_cast<std::uint32_t>(reply.body.size()),
+          .load = reply.load};
 }
 
 bool StreamServe::answer(const Call& call, const Reply& reply) {

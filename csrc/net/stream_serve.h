@@ -49,6 +49,7 @@ class StreamServe final : public Source {
     const Hash128* parent = nullptr;
     bool is_here_only = false;  // lookup, get: no other node is asked
     Announcement from;          // publish, withdraw
+    PullHead pull;              // pull
     Patience patience;
   };
   class CopySender;
@@ -59,6 +60,7 @@ class StreamServe final : public Source {
     Miss why = Miss::none;
     Refusal refusal = Refusal::none;
     std::span<const std::byte> body{};
+    MemberLoad load{};
   };
 
   // All that answer bool: false = this stream is to be closed.
@@ -80,6 +82,7 @@ class StreamServe final : public Source {
   bool find_spaces(const Call& call);
   bool tell(const Call& call, DirectoryService& directory);
   bool locate(const Call& call, DirectoryService& directory);
+  bool pull(const Call& call, DirectoryService& directory);
 
   static Answer answer_head(const Call& call, const Reply& reply);
   bool answer(const Call& call, const Reply& reply);

@@ -1,4 +1,5 @@
 // What only other nodes ask: numbers of namespaces, and this node's part of the directory.
+#include <algorithm>
 #include <cstring>
 
 #include "net/stream_serve.h"
@@ -35,7 +36,16 @@ bool StreamServe::serve_peer(const Call& call) {
   // Held for the call: whoever takes it away does not wait for us.
   const std::shared_ptr<DirectoryService> directory = host_.directory.get();
   if (!directory) return answer(call, {.refusal = Refusal::not_here});
+  if (call.head.op == Op::pull) return pull(call, *directory);
   return call.head.op == Op::locate ? locate(call, *directory) : tell(call, *directory);
+}
+
+bool StreamServe::pull(const Call& call, DirectoryService& directory) {
+  const PullAnswer pulled =
+      directory.pull(call.pull, call.keys, (call.head.flags & kLastCopies) != 0);
+  return answer(call, {.count = std::min<std::size_t>(pulled.here, call.keys.size()),
+                       .body = std::as_bytes(std::span(&pulled, 1)),
+                       .load = directory.load()});
 }
 
 bool StreamServe::find_spaces(const Call& call) {
@@ -57,8 +67,9 @@ bool StreamServe::tell(const Call& call, DirectoryService& directory) {
   const bool is_fresh = (call.head.flags & kFresh) != 0;
   const Told told = call.head.op == Op::publish ? directory.publish(call.from, call.keys, is_fresh)
                                                 : directory.withdraw(call.from, call.keys);
-  return answer(call,
-                {.count = told == Told::ok ? call.keys.size() : 0, .refusal = refusal_for(told)});
+  return answer(call, {.count = told == Told::ok ? call.keys.size() : 0,
+                       .refusal = refusal_for(told),
+                       .load = directory.load()});
 }
 
 bool StreamServe::locate(const Call& call, DirectoryService& directory) {
@@ -73,7 +84,7 @@ bool StreamServe::locate(const Call& call, DirectoryService& directory) {
   append(body, std::span(&head, 1));
   append(body, std::span<const HolderName>(located.names));
   append(body, std::span<const std::array<std::uint16_t, kHoldersPerKey>>(located.holders));
-  return answer(call, {.count = found, .body = body});
+  return answer(call, {.count = found, .body = body, .load = directory.load()});
 }
 
 }  // namespace kvpool

@@ -276,7 +276,9 @@ class Node {
   // The ends of prefixes in use, hottest first, at most kHottestMax; see node/hot_prefixes.h. Takes
   // some 0.3 us a block, in pieces under 1 ms each, and 4 bytes a block meanwhile.
   static constexpr std::size_t kHottestMax = 1000;
-  std::vector<HotPrefix> hottest(std::size_t count);
+  std::vector<HotPrefix> hottest(std::size_t count) { return ends(std::min(count, kHottestMax)); }
+  // The same, as many as there are or so many.
+  std::vector<HotPrefix> ends(std::size_t count);
   struct ReuseCurves {
     ReuseCurve all;
     std::vector<std::pair<std::uint32_t, ReuseCurve>> spaces;  // by Namespace::number
@@ -296,6 +298,29 @@ class Node {
   // A piece of the walk; the lock is held for it. False: that was the last.
   bool walk(ResidentWalk& walk, std::vector<Resident>& found);
 
+  // --- for those who see to it that others have copies, and are asked to; node_copies.cc ---
+  struct ChainBlock {
+    Hash128 key;
+    double heat = 0;
+  };
+  // The blocks that lead to this one, in the order of the chain, as far as they are here; the
+  // leading ones of them, if they are more.
+  std::vector<ChainBlock> chain_of(const Namespace& space, const Hash128& last, std::size_t most);
+  // What a block that comes unasked would find.
+  bool is_warm_copy(const Namespace& space, double heat);
+  struct PullRequest {
+    const Namespace& space;
+    std::span<const Hash128> keys;  // in chain order
+    std::size_t first = 0;          // those before it only say what comes before
+    double heat = 0;                // where they come from
+    Deadline deadline;
+  };
+  // Fetches what is not here, as nobody's use of it. Returns how many came to stay; `why`: not all
+  // are here now.
+  std::size_t pull(const PullRequest& request, Miss& why);
+  // Nobody else has these any more, as far as is known.
+  void be_last(const Namespace& space, std::span<const Hash128> keys);
+
   std::optional<double> temperature(const Namespace& space, const Hash128& key);
   void check_invariants();
   FaultPoints& faults() { return *faults_; }
@@ -314,6 +339,7 @@ class Node {
     std::shared_ptr<Elsewhere> elsewhere{};
     Deadline deadline{};
     int tries = kFarTries;  // that bring nothing, others being quicker
+    double heat = 0;        // of the blocks where they come from; 0: not known
     bool is_late() const;
   };
   struct FarWindow {

@@ -84,6 +84,7 @@ class Node::FarFetch final : public BlockSink {
   std::optional<Hash128> before;  // the key before the first
   std::vector<Part> parts;
   std::vector<Bounce> bounces;
+  double heat = 0;          // where the blocks come from; 0: not known
   std::size_t settled = 0;  // parts before it have their place for good
   Miss why = Miss::none;
   bool is_over = false;
@@ -176,6 +177,7 @@ Node::FarWindow Node::far_fetch(FarCall& call, std::size_t done, bool into_dram,
   fetch->keys.reserve(most);
   fetch->parts.reserve(most);
   if (done > 0) fetch->before = call.keys[done - 1];
+  fetch->heat = call.heat;
   why = call.is_late() ? Miss::timed_out : Miss::none;
   Lock lock(mutex_);
   if (stopping_) why = Miss::absent;
@@ -263,7 +265,8 @@ void Node::keep_far_part(FarFetch& fetch, std::size_t index) {
     parent = fetch.parts[index - 1].record;
   else if (index > 0 || fetch.before)
     store_->find(fetch.space, index > 0 ? fetch.keys[index - 1] : *fetch.before, parent);
-  const auto committed = store_->commit_copy(part.record, part.sum, parent, clock_->now());
+  const auto committed =
+      store_->commit_copy(part.record, part.sum, parent, fetch.heat, clock_->now());
   settled_.notify_all();
   if (committed != Store::Committed::stored) {
     part = {};  // dropped meanwhile, or the index is full: its bytes went with its slot
@@ -315,6 +318,39 @@ void Node::release_far(FarFetch& fetch, std::size_t leased) {
   for (std::size_t i = leased; i < fetch.parts.size(); ++i)
     if (fetch.parts[i].at == FarFetch::At::kept) store_->unpin(fetch.parts[i].record);
   if (store_->bytes_committed() > store_->bytes_limit()) kick();  // a shrink waits for pins
+}
+
+// --- unasked -------------------------------------------------------------------------------------
+
+std::size_t Node::pull(const PullRequest& request, Miss& why) {
+  const Reach reach = Reach::by(request.deadline);
+  FarCall call{.space = request.space, .keys = request.keys, .reach = reach, .heat = request.heat};
+  std::size_t came = 0;
+  why = may_go_far(call) ? Miss::none : Miss::absent;
+  for (std::size_t at = request.first; at < request.keys.size() && why == Miss::none;) {
+    if (look(request.space, request.keys.subspan(at, 1), nullptr).present == 1) {
+      ++at;
+      continue;
+    }
+    const FarWindow window = far_fetch(call, at, /*into_dram=*/true, why);
+    std::size_t part = window.first;
+    const std::size_t before = part;
+    while (window.fetch && part < window.fetch->parts.size() &&
+           window.fetch->parts[part].at == FarFetch::At::kept)
+      ++part;
+    const bool is_short = window.fetch && part < window.fetch->parts.size();
+    const bool has_come = is_short && window.fetch->parts[part].has_come;
+    // What a reader's fetch brought and did not keep is fetched once more.
+    if (is_short && why == Miss::none && (window.is_own || !has_come))
+      why = has_come ? Miss::no_room : why_not(call, window, part);
+    if (window.is_own) {
+      came += part - before;
+      release_far(*window.fetch, 0);
+    }
+    if (part == before && why == Miss::none && --call.tries == 0) why = Miss::moved;
+    at += part - before;
+  }
+  return came;
 }
 
 // --- delivering ----------------------------------------------------------------------------------

@@ -153,6 +153,7 @@ Store::Reserved Store::reserve(const Namespace& space, const Hash128& key, Secon
                        .klass = static_cast<std::uint8_t>(space.size_class),
                        .parked = false,
                        .unworthy = false,
+                       .copy = false,
                        .flags = kInDram};
   index_->prepare(*record, {key, incarnation, space.block_bytes, slot->offset});
   pending_.emplace(PendingKey{key, incarnation}, *record);
@@ -213,7 +214,8 @@ Store::Committed Store::commit(BlockId record, const Hash128& sum, BlockId paren
   ++space->blocks;
   ++counters_.puts;
   if (changes_ != nullptr) changes_->note(*space, fields.key, true);
-  if (ssd_ && (ssd_->options().admit == SsdAdmit::all || is_remembered)) write_soon(record);
+  const bool is_admitted = ssd_ && (ssd_->options().admit == SsdAdmit::all || is_remembered);
+  if (is_admitted && !mine.copy) write_soon(record);  // whose the last copy is writes it
   reuse_.add(space->number, ReuseBook::name_of(fields.incarnation, fields.key), slot_bytes(*space),
              now);
   return Committed::stored;
@@ -283,6 +285,7 @@ void Store::free_record(BlockId record) {
                       .klass = 0,
                       .parked = false,
                       .unworthy = false,
+                      .copy = false,
                       .flags = 0};
   free_head_ = record + 1;
   ++free_count_;
@@ -330,6 +333,7 @@ void Store::touch(BlockId record, Seconds now) {
 }
 
 void Store::refresh(BlockId record, Seconds now) {
+  private_[record].copy = false;  // a writer relies on this node for it
   const IndexWriter::Fields fields = index_->fields(record);
   if (const Namespace* space = namespaces_.of(fields.incarnation))
     reuse_.refresh(space->number, ReuseBook::name_of(fields.incarnation, fields.key),
@@ -343,10 +347,11 @@ void Store::use(BlockId record, Seconds now) {
   if (!ssd_) return;
   ssd_->heat().touch(record, now);
   counters_.restored_hits += (mine.flags & kRestored) != 0;
-  if ((mine.flags & kOnSsd) == 0)
-    write_soon(record);  // a second use
-  else if ((mine.flags & kUsed) == 0 && ssd_->note_use(record))
+  if ((mine.flags & kOnSsd) == 0) {
+    if (!mine.copy) write_soon(record);  // a second use
+  } else if ((mine.flags & kUsed) == 0 && ssd_->note_use(record)) {
     mine.flags |= kUsed;
+  }
 }
 
 void Store::touch(BlockId record, std::uint64_t generation, Seconds now) {

@@ -139,10 +139,18 @@ class Store {
   // before, if it is known to be resident.
   Committed commit(BlockId record, const Hash128& sum, BlockId parent, Seconds now);
   void abort(BlockId record);
-  // The same for the copy of a block that another node has (store_copies.cc).
+  // The same for the copy of a block that another node has (store_copies.cc). Asked once for each
+  // block that a reader wants here, since an answer of no is remembered as a use.
   bool is_worth_a_copy(const Namespace& space, const Hash128& key, Seconds now);
-  Committed commit_copy(BlockId record, const Hash128& sum, BlockId parent, Seconds now);
+  // `heat`: of the block where it comes from; 0 = not known.
+  Committed commit_copy(BlockId record, const Hash128& sum, BlockId parent, double heat,
+                        Seconds now);
   void abandon_copy(BlockId record);
+  // Whether a copy of a block of that heat, made here unasked, would outlast the coldest quarter.
+  bool is_warm_copy(const Namespace& space, double heat, Seconds now);
+  // No other node has it (any more): it is a copy no longer.
+  void be_last(BlockId record, Seconds now);
+  bool is_copy(BlockId record) const { return private_[record].copy; }
 
   // --- reading ---
   bool find(const Namespace& space, const Hash128& key, BlockId& record) const;
@@ -308,6 +316,7 @@ class Store {
     std::uint8_t klass;
     bool parked : 1;    // resident and pinned, found so by an eviction: out of the policy's order
     bool unworthy : 1;  // colder than all on the SSD when it was to be written
+    bool copy : 1;      // another node had it when it came, and nobody has put it here since
     std::uint8_t flags;
   };
   static_assert(sizeof(Private) == 8);
@@ -369,6 +378,7 @@ class Store {
   void leave_orders(BlockId record, Seconds now);
   bool is_warm_enough(BlockId record) const;
   bool is_full(ClassId klass) const;
+  bool has_room_for_copies(ClassId klass) const;
   double coldest_quarter(Seconds now) const;
   std::optional<ClassId> ssd_class(BlockId record) const;
   // not_now: when the group before it is done. never: it cannot be written, or is not worth it.

@@ -53,7 +53,7 @@ void Store::unqueue(BlockId record) {
 void Store::queue_all() {
   if (ssd_->options().admit != SsdAdmit::all) return;  // the others stand in the queue already
   for (BlockId record = 0; record < records_used_; ++record)
-    if (private_[record].state == State::resident) write_soon(record);
+    if (private_[record].state == State::resident && !is_copy(record)) write_soon(record);
 }
 
 void Store::queue_unwritten() {

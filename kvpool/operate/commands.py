@@ -9,6 +9,7 @@ from kvpool.operate import (
     cluster_cli,
     config_cli,
     doctor_cli,
+    drain_cli,
     explain_cli,
     files_cli,
     size_cli,
@@ -31,6 +32,7 @@ def add_to(app: typer.Typer) -> None:
         app.command(rich_help_panel=_WATCH)(getattr(cluster_cli, each))
     for each in ("drop", "resize", "trim", "reload", "pin", "unpin", "pins"):
         app.command(rich_help_panel=_CHANGE)(getattr(change_cli, each))
+    app.command(rich_help_panel=_CHANGE)(drain_cli.drain)
     for each in ("put", "get", "rm"):
         app.command(rich_help_panel=_FILES)(getattr(files_cli, each))
     app.command(rich_help_panel=_PLAN)(doctor_cli.doctor)

@@ -64,8 +64,14 @@ struct Host {
 
 class Town {
  public:
-  explicit Town(std::size_t hosts, std::uint64_t bytes = 64 * kMiB, ClusterOptions options = {},
-                Kind kind = Kind::unix_socket)
+  // Blocks are where they were put or asked for, and nowhere else.
+  static ClusterOptions without_copies() {
+    ClusterOptions options;
+    options.replicas.max_replicas = 1;
+    return options;
+  }
+  explicit Town(std::size_t hosts, std::uint64_t bytes = 64 * kMiB,
+                ClusterOptions options = without_copies(), Kind kind = Kind::unix_socket)
       : kind_(kind), options_(options), bytes_(bytes) {
     for (std::size_t i = 0; i < hosts; ++i) add();
   }

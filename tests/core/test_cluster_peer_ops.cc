@@ -256,9 +256,34 @@ TEST_CASE("cluster frames: a peer reads, and changes nothing of this node") {
   scene.served.check_at_rest();
 }
 
+TEST_CASE("cluster frames: a pull is for streams of peers, and has a head of its own") {
+  Scene scene;
+  const PullHead head{.space = key_of(9), .from = kNode, .number = 4, .block_bytes = 512};
+  std::array<Hash128, sizeof(PullHead) / kHashBytes + 2> keys;
+  std::memcpy(static_cast<void*>(keys.data()), &head, sizeof head);
+  keys[4] = key_of(1);
+  keys[5] = key_of(2);
+  for (const std::uint16_t flags : {std::uint16_t{0}, kLastCopies}) {
+    Request request_head = request(Op::pull, 0, 2);
+    request_head.flags = flags;
+    const PeerAnswer pulled = scene.ask(scene.dial(kPeer), frame(request_head, keys));
+    CHECK(pulled.head.op == Op::pull);
+    CHECK(pulled.head.failed == 0);
+    CHECK(pulled.head.count == 0);
+    PullAnswer answer;
+    REQUIRE(pulled.body.size() == sizeof answer);
+    std::memcpy(&answer, pulled.body.data(), sizeof answer);
+    CHECK(answer.state == Pulling::refused);  // a shard alone fetches nothing
+    CHECK(pulled.head.load.is_told == 0);
+  }
+  const PeerAnswer refused =
+      scene.ask(scene.dial({}, StreamKind::client), frame(request(Op::pull, 0, 2), keys));
+  CHECK(refused.head.failed == std::uint8_t(Refusal::not_here));
+}
+
 TEST_CASE("cluster frames: a field that cannot be") {
   Scene scene;
-  for (const Op op : {Op::find_space, Op::publish, Op::withdraw, Op::locate}) {
+  for (const Op op : {Op::find_space, Op::publish, Op::withdraw, Op::locate, Op::pull}) {
     const auto with = [&](auto change) {
       Request head = request(op, 0, 1);
       change(head);
@@ -270,7 +295,7 @@ TEST_CASE("cluster frames: a field that cannot be") {
     scene.expect_closed(with([](Request& r) { r.op = Op{12}; }), "unknown kind 12");
     scene.expect_closed(with([](Request& r) { r.op = Op{255}; }), "unknown kind 255");
     for (const int bit : {0, 1, 2, 3, 4, 15})
-      if (op != Op::publish || bit != 3)
+      if ((op != Op::publish || bit != 3) && (op != Op::pull || bit != 4))
         scene.expect_closed(with([&](Request& r) { r.flags = std::uint16_t(1 << bit); }),
                             "unknown flags");
     scene.expect_closed(with([](Request& r) { r.space = 1; }), "names a namespace");

@@ -58,7 +58,7 @@ double ask_again_s(Host& host, const Namespace& space, std::span<const Hash128> 
 // --- everybody is well ---------------------------------------------------------------------------
 
 void check_got_anywhere(std::size_t hosts, Kind kind) {
-  Town town(hosts, 64 * kMiB, {}, kind);
+  Town town(hosts, 64 * kMiB, Town::without_copies(), kind);
   town.introduce();
   const std::size_t each = 40;
   const auto keys_of = [&](std::size_t host) { return keys_from(host * 1000, each); };
