@@ -44,13 +44,13 @@ Told DirectoryShard::tell(const Announcement& from, std::span<const Hash128> key
     return is_fresh ? Told::full : Told::gap;
   }
   const std::lock_guard lock(member->mutex);
-  const std::uint64_t before = member->sequence;
-  const Told told = admit(*member, from, is_fresh);
+  bool is_new = false;
+  const Told told = admit(*member, from, is_fresh, is_new);
   if (told == Told::gap) count(gaps_);
   if (told == Told::stale) count(stale_);
   if (told == Told::full) count(refused_full_);
   if (told != Told::ok) return told;
-  if (member->sequence == before) {
+  if (!is_new) {
     count(repeated_);
     return Told::ok;
   }
@@ -62,15 +62,17 @@ Told DirectoryShard::tell(const Announcement& from, std::span<const Hash128> key
   return Told::ok;
 }
 
-// ok: to be carried out if the member's sequence has moved, else a repetition.
-Told DirectoryShard::admit(Member& member, const Announcement& from, bool is_fresh) {
+// ok: to be carried out if it is new, else a repetition.
+Told DirectoryShard::admit(Member& member, const Announcement& from, bool is_fresh, bool& is_new) {
   if (member.is_gone) return Told::gap;  // it left while this waited
   if (from.incarnation < member.incarnation) return Told::stale;
-  if (from.incarnation > member.incarnation) return is_fresh ? begin_anew(member, from) : Told::gap;
   // One that came before, even one that began anew: what came behind it holds.
-  if (from.sequence <= member.sequence) return Told::ok;
+  is_new = from.incarnation > member.incarnation || from.sequence > member.sequence;
+  if (!is_new) return Told::ok;
   if (is_fresh) return begin_anew(member, from);
-  if (member.holder.number == 0 || from.sequence != member.sequence + 1) return Told::gap;
+  const bool is_next =
+      from.incarnation == member.incarnation && from.sequence == member.sequence + 1;
+  if (member.holder.number == 0 || !is_next) return Told::gap;
   member.sequence = from.sequence;
   return Told::ok;
 }

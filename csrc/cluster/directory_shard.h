@@ -66,7 +66,7 @@ class DirectoryShard final : public DirectoryService {
 
   Told tell(const Announcement& from, std::span<const Hash128> keys, bool is_fresh,
             bool is_withdraw);
-  Told admit(Member& member, const Announcement& from, bool is_fresh);
+  Told admit(Member& member, const Announcement& from, bool is_fresh, bool& is_new);
   Told begin_anew(Member& member, const Announcement& from);
   MemberPtr member_of(const Announcement& from, bool may_make);
   void end_life(Member& member);

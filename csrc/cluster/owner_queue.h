@@ -27,6 +27,10 @@ class OwnerQueue {
   bool push(const DirectoryKey& key, bool came, Time now);
   Keys take_batch(Time now);
   void clear() { waiting_.clear(); }
+  // Only keys of these slots: the others are somebody else's to hear of.
+  void keep(const SlotSet& slots) {
+    std::erase_if(waiting_, [&](const Item& each) { return !slots.test(slot_of(each.key)); });
+  }
 
   std::size_t size() const { return waiting_.size(); }
   std::size_t keys_max() const { return keys_max_; }

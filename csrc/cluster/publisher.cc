@@ -110,6 +110,7 @@ void Publisher::take_view() {
     Owner& owner = owners.at(handle);
     owner.voter = static_cast<std::uint16_t>(i);
     owner.incarnation = view.incarnations[i];
+    if (owner.queue.size() > 0) owner.queue.keep(view.table->slots_of(owner.voter));
   }
   owners_.swap(owners);
   // Those who begin anew are told all that is theirs anyway.

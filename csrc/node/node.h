@@ -286,7 +286,7 @@ class Node {
   // From now on changes are noted, at most so many between two takes; at most one listens.
   void listen(std::size_t changes_max);
   void stop_listening();
-  // What changed since the last take. False: some of it is lost, and only a walk tells what is here.
+  // What changed since the last take. False: some is lost, and only a walk tells what is here.
   bool take_changes(std::vector<Change>& changes);
   // A piece of the walk; the lock is held for it. False: that was the last.
   bool walk(ResidentWalk& walk, std::vector<Resident>& found);

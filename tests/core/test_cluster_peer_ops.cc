@@ -1,4 +1,6 @@
 // What only nodes ask each other: lives and sequences of batches, and frames that no node sends.
+#include "cluster/directory_shard.h"
+
 #include "cluster_cases.h"
 
 namespace kvpool {
@@ -254,6 +256,27 @@ TEST_CASE("cluster frames: the largest request and its answer") {
   const PeerAnswer found = scene.ask(stream, frame(request(Op::locate, 0, keys.size()), keys));
   CHECK(found.head.count == kKeysPerRequest);
   CHECK(found.body.size() == sizeof(LocatedHead) + sizeof(HolderName) + 8 * keys.size());
+}
+
+TEST_CASE("cluster frames: a million keys are published over one stream") {
+  Member member({.bytes_max = 64 << 20, .salt = 2});
+  const Descriptor stream = member.dial();
+  const std::size_t count = scaled(1'000'000);
+  const auto before = std::chrono::steady_clock::now();
+  std::vector<Hash128> keys;
+  for (std::size_t at = 0, sequence = 1; at < count; at += keys.size(), ++sequence) {
+    keys = keys_from(at, std::min<std::size_t>(4096, count - at));
+    Request head = request(Op::publish, 0, keys.size());
+    if (at == 0) head.flags = kFresh;
+    REQUIRE(send_bytes(stream, announced(head, from(1, sequence), keys)));
+    REQUIRE(receive_peer_answer(stream).head.count == keys.size());
+  }
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - before;
+  const DirectoryStats stats = member.shard->stats().directory;
+  CHECK(stats.entries == count);
+  CHECK(stats.bytes_per_key < 32);
+  std::printf("published %zu keys over a stream: %.2f s, %.1f bytes a key\n", count, took.count(),
+              stats.bytes_per_key);
 }
 
 }  // namespace

@@ -221,7 +221,7 @@ TEST_CASE("cluster publisher: members that come and go take their slots along") 
   cluster.see({1, 1, 1, 0});
   cluster.tell();
   cluster.check_truth(600);
-  // The slots that moved, for the one that came: a third, told once or, with its first round, twice.
+  // The slots that moved, for the one that came: a third, told once, or twice with its first round.
   CHECK(cluster.publisher->stats().announced - announced <= 2 * 220);
   cluster.see({1, 0, 1, 2});
   cluster.put(500, 100);
