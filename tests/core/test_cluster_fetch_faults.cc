@@ -112,6 +112,14 @@ struct Threatened {
   Peer& victim() const { return *cluster[2].peer(cluster[0]); }
 };
 
+MemberInfo member(std::uint64_t n, std::uint64_t incarnation, bool is_self = false) {
+  MemberInfo info;
+  info.id = key_of(n);
+  info.incarnation = incarnation;
+  info.is_self = is_self;
+  return info;
+}
+
 }  // namespace
 
 TEST_CASE("cluster faults: bytes that are not what was announced are never delivered") {
@@ -213,8 +221,7 @@ TEST_CASE("cluster faults: a node that drains is left, its blocks come from else
 TEST_CASE("cluster faults: a member of the view leaves, and its handle stays its own") {
   MemberView view;
   std::vector<MemberInfo> infos;
-  for (std::uint64_t i = 0; i < 5; ++i)
-    infos.push_back({.id = key_of(i), .incarnation = 1, .is_self = i == 0});
+  for (std::uint64_t i = 0; i < 5; ++i) infos.push_back(member(i, 1, i == 0));
   REQUIRE(view.set(infos).has_value());
   const auto before = view.now();
   const auto handle = before->by_id(key_of(3))->handle;
@@ -226,12 +233,13 @@ TEST_CASE("cluster faults: a member of the view leaves, and its handle stays its
   CHECK(without->by_id(key_of(1)) != nullptr);
   for (std::uint64_t i = 0; i < 2000; ++i)
     CHECK(without->owner_of(key_of(i)) != without->by_id(key_of(1))->handle);
-  infos.push_back({.id = key_of(3), .incarnation = 2});
+  infos.push_back(member(3, 2));
   REQUIRE(view.set(infos).has_value());
   CHECK(view.now()->by_handle(handle)->info.incarnation == 2);
   CHECK(before->by_handle(handle)->info.incarnation == 1);
-  infos.push_back({.id = key_of(3)});
+  infos.push_back(member(3, 2));
   CHECK(!view.set(infos).has_value());
-  infos.back() = {.id = key_of(9), .weight = 0};
+  infos.back() = member(9, 1);
+  infos.back().weight = 0;
   CHECK(!view.set(infos).has_value());
 }

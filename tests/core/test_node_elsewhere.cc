@@ -95,7 +95,7 @@ class Neighbour final : public Elsewhere {
   std::map<std::pair<std::uint64_t, std::uint64_t>, int> has_;
 };
 
-NodeOptions plain(std::uint64_t bytes = 64 * kMiB, std::chrono::milliseconds timeout = 60s) {
+NodeOptions asking(std::uint64_t bytes = 64 * kMiB, std::chrono::milliseconds timeout = 60s) {
   NodeOptions options = Pool::plain(bytes);
   options.far_timeout = timeout;
   return options;
@@ -105,7 +105,7 @@ struct Asking : Pool {
   std::shared_ptr<Neighbour> neighbour = std::make_shared<Neighbour>();
   Namespace& kv;
 
-  explicit Asking(const NodeOptions& options = plain(), std::uint32_t block_bytes = kBlockBytes)
+  explicit Asking(const NodeOptions& options = asking(), std::uint32_t block_bytes = kBlockBytes)
       : Pool(options), kv(space(1, block_bytes)) {
     node->set_elsewhere(neighbour);
   }
@@ -228,7 +228,7 @@ TEST_CASE("node elsewhere: many who want the same keys cause one fetch of each")
 }
 
 TEST_CASE("node elsewhere: where there is no room for them, blocks are delivered all the same") {
-  Asking pool(plain(2 * kMiB));
+  Asking pool(asking(2 * kMiB));
   // All there is, pinned.
   const auto mine = keys_from(1, 90);
   pool.put(pool.kv, mine);
@@ -273,7 +273,7 @@ TEST_CASE("node elsewhere: where there is no room for them, blocks are delivered
 }
 
 TEST_CASE("node elsewhere: a copy that is colder than most of a full pool is not kept") {
-  Asking pool(plain(4 * kMiB));
+  Asking pool(asking(4 * kMiB));
   const auto mine = keys_from(1, 190);
   pool.put(pool.kv, mine);
   const std::size_t here = pool.node->lookup(pool.kv, mine, nullptr, Reach::here());
@@ -383,7 +383,7 @@ TEST_CASE("node elsewhere: closing ends every wait for another's fetch") {
 TEST_CASE("node elsewhere: puts, gets, leases, removes and drops beside fetches leave nothing") {
   const std::uint64_t seed = std::random_device{}();
   CAPTURE(seed);
-  Asking pool(plain(4 * kMiB, 2s), 9000);
+  Asking pool(asking(4 * kMiB, 2s), 9000);
   const auto keys = keys_from(1, 600);
   for (std::size_t i = 0; i < keys.size(); ++i)
     if (i % 5 != 0) pool.neighbour->give({&keys[i], 1});
