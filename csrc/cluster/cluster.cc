@@ -100,8 +100,10 @@ void Cluster::take_over(const SnapshotPtr& before, const SnapshotPtr& now) {
 
   OwnerView view = now->owners;
   view.incarnations.clear();
+  // While this node was no member, all have forgotten it: to it they are as in another life.
+  times_back_ += before && before->self == kNoMember && now->self != kNoMember;
   for (const MemberHandle voter : view.handles)
-    view.incarnations.push_back(now->by_handle(voter)->info.incarnation);
+    view.incarnations.push_back(now->by_handle(voter)->info.incarnation + times_back_);
   const std::lock_guard lock(mutex_);
   if (!publisher_)
     publisher_ = std::make_unique<Publisher>(

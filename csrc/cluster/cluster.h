@@ -133,8 +133,9 @@ class Cluster {
   std::atomic<bool> closed_{false};
   std::atomic<std::uint64_t> streams_refused_{0}, turns_{0};
 
-  std::mutex views_mutex_;  // held while a view is taken up; before mutex_. Guards the next
+  std::mutex views_mutex_;  // held while a view is taken up; before mutex_. Guards the next two
   SnapshotPtr view_;        // nullptr: none yet
+  std::uint64_t times_back_ = 0;
 
   mutable std::mutex mutex_;  // guards all below
   std::condition_variable woken_;
