@@ -159,6 +159,7 @@ class ReplayArguments(ClusterArguments):
             options=self.cluster_options(),
             tau_s=self.tau or 0.0,
             block_bytes=self.block_bytes,
+            spreads=self.spread,
         )
 
     def _ssd_options(self) -> SsdOptions | None:

@@ -15,10 +15,10 @@ from kvpool import _core
 from kvpool.replay.run import Watch
 from kvpool.replay.score import ORACLE
 from kvpool.replay.simulate import GHOSTS_FACTOR
-from kvpool.replay.trace import Request, Trace, TraceError, batches
+from kvpool.replay.trace import Request, Trace, TraceError, batches, spread
 
 NODES_MAX = 4095  # members of one cluster
-BY_RUN_ABOVE = 16  # nodes from which on the product takes the owner of a run of blocks
+BY_RUN_ABOVE = 16  # nodes; beyond that an owner for each key is asked for by too many messages
 ROUTES = ("round-robin", "random", "prefix")
 KEEPS = ("warm", "always", "never")
 PICKS = ("load", "first")
@@ -49,6 +49,7 @@ class ClusterPlan:
     options: ClusterOptions
     tau_s: float = 0.0
     block_bytes: int = 64 << 10
+    spreads: bool = False  # requests of one time, over the time until the next
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ class ClusterScore:
 
     @property
     def sharding(self) -> str:
-        """The one that the product has at this size."""
+        """The one that suits this size."""
         return "by_run" if self.nodes > BY_RUN_ABOVE else "by_key"
 
     def share(self, blocks: int) -> float:
@@ -151,7 +152,8 @@ def replay_clusters(plan: ClusterPlan, watch: Watch) -> list[ClusterScore]:
     capacities = list(dict.fromkeys(capacity for _, capacity in plan.sizes))
     pairs = [(name, each) for name in (*plan.policies, ORACLE) for each in capacities]
     pools = _core.Replay(pairs, ghosts_factor=GHOSTS_FACTOR, tau_s=plan.tau_s)
-    _feed(watch(f"{len(runs)} clusters", plan.trace), clusters, pools)
+    requests = watch(f"{len(runs)} clusters", plan.trace)
+    _feed(spread(requests) if plan.spreads else requests, clusters, pools)
     if not plan.trace.requests:
         raise TraceError(f"{plan.trace.path} holds no request")
     hits = {(row["policy"], row["capacity_blocks"]): row["hit_blocks"] for row in pools.results()}

@@ -70,6 +70,10 @@ class ClusterArguments:
             help="Evict a block that others have instead of up to so many colder last copies.",
         ),
     ] = _USUAL.spare_last
+    spread: Annotated[
+        bool,
+        typer.Option("--spread", help="Spread requests of one time evenly until the next."),
+    ] = False
 
     def cluster_options(self) -> ClusterOptions:
         """Raises a usage error for a word that is none of those there are."""

@@ -70,6 +70,7 @@ def json_line(plan: ClusterPlan, score: ClusterScore) -> str:
         "policy": score.policy,
         "nodes": score.nodes,
         "capacity_blocks": score.capacity_blocks,
+        "spread": plan.spreads,
         "route": options.route,
         "keep": options.keep,
         "replicate_above": options.replicate_above,
@@ -143,6 +144,8 @@ def tables(plan: ClusterPlan, scores: Sequence[ClusterScore]) -> list[Renderable
         f"copies kept: {options.keep}",
         copies if options.replicate_above else "no replicas",
     ]
+    if plan.spreads:
+        how.append("times spread")
     if options.spare_last:
         how.append(f"{options.spare_last} last copies spared")
     return [

@@ -18,7 +18,7 @@ from kvpool.replay.cluster import ClusterOptions, ClusterPlan, ClusterScore, rep
 from kvpool.replay.score import ONLINE_POLICIES
 from kvpool.replay.shapes import SHAPES, ShapeOptions, made_up, shaped
 from kvpool.replay.simulate import simulate
-from kvpool.replay.trace import Request, Trace, TraceError, batches, write_line
+from kvpool.replay.trace import Request, Trace, TraceError, batches, spread, write_line
 
 
 @pytest.fixture(scope="module")
@@ -255,6 +255,23 @@ def test_sizes_are_of_all_nodes_together() -> None:
     assert sizes(nodes=[4, 8], blocks_each=10) == ((4, 40), (8, 80))
     with pytest.raises(typer.BadParameter):
         sizes(nodes=[4], capacity_blocks=[2])
+
+
+def test_requests_of_one_tick_are_spread_until_the_next() -> None:
+    times = [0.0, 0.0, 0.0, 3.0, 5.0, 5.0]
+    spread_out = list(spread(Request(time, 1, 1, [at]) for at, time in enumerate(times)))
+    assert [request.time_s for request in spread_out] == [0, 1, 2, 3, 5, 5]
+    assert [request.block_ids for request in spread_out] == [[at] for at in range(6)]
+    assert list(spread([])) == []
+
+
+def test_a_tick_of_very_many_is_not_held_in_memory() -> None:
+    requests = [Request(float(at == 9), 1, 1, [at]) for at in range(10)]
+    times = [request.time_s for request in spread(requests, together_max=4)]
+    assert times == [0, 0, 0, 0, 0, 0, 0, 0, 0, 1]
+    requests = [Request(float(at // 4), 1, 1, [at]) for at in range(8)]
+    times = [request.time_s for request in spread(requests, together_max=4)]
+    assert times == [0, 0.25, 0.5, 0.75, 1, 1, 1, 1]
 
 
 # --- shapes --------------------------------------------------------------------------------------
