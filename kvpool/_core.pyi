@@ -112,6 +112,62 @@ class Replay:
         Raises RuntimeError before finish().
         """
 
+class ClusterReplay:
+    """
+    Replays block requests against simulated clusters, without payload.
+
+    Not thread-safe: one caller at a time.
+    """
+
+    def __init__(self) -> None: ...
+    def add(self, nodes: int, capacity_blocks: int, **options: Any) -> None:
+        """
+        One more cluster, of so many nodes and so many blocks in all; before the first feed().
+
+        Options: policy, ghosts_factor, tau_s; route ('round-robin', 'random', 'prefix'),
+        route_blocks, seed; keep ('warm', 'always', 'never'); pick ('load', 'first');
+        replicate_above (heat; 0 never), replicas_max, spare_last. Raises ValueError for a
+        value out of range, TypeError for an unknown option.
+        """
+
+    @overload
+    def feed(
+        self,
+        times_s: Annotated[
+            NDArray[numpy.float64], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        lengths: Annotated[
+            NDArray[numpy.uint32], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        ids: Annotated[
+            NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+    ) -> None: ...
+    @overload
+    def feed(
+        self,
+        times_s: Annotated[
+            NDArray[numpy.float64], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        lengths: Annotated[
+            NDArray[numpy.uint32], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        ids: Annotated[
+            NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+    ) -> None:
+        """
+        Replays a batch of requests in every cluster; as Replay.feed(). Releases the GIL.
+        """
+
+    def finish(self) -> None:
+        """Ends the trace. Releases the GIL."""
+
+    def results(self) -> list[dict[str, Any]]:
+        """
+        One dict for each cluster, in the order added. Raises RuntimeError before finish().
+        """
+
 class Layers:
     """Paged KV tensors, planned once for save and load."""
 

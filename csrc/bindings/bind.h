@@ -6,6 +6,7 @@ namespace kvpool {
 
 void bind_keys(nanobind::module_& m);
 void bind_replay(nanobind::module_& m);
+void bind_cluster_replay(nanobind::module_& m);
 void bind_node(nanobind::module_& m);
 void bind_observe(nanobind::module_& m);
 void bind_space(nanobind::module_& m);
