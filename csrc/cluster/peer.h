@@ -60,8 +60,8 @@ class Peer {
   // A socket that the other side serves as a peer's; taken over, also on failure. One more than
   // wanted is closed.
   Result<void> add_stream(int descriptor);
-  // The dialer could not: it is asked again after a pause. Where no stream lives this is as a failed
-  // request; else the member takes no more of them, and serves those that it has.
+  // The dialer could not: it is asked again after a pause. Where no stream lives this is as a
+  // failed request; else the member takes no more of them, and serves those that it has.
   void dial_failed();
   void close();
 

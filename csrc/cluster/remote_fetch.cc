@@ -119,8 +119,8 @@ RemoteFetch::Source* RemoteFetch::source_of(MemberHandle member) {
   return found == sources_.end() ? nullptr : found->get();
 }
 
-// The namespace's number there, and streams. Where there are others to ask it is not waited for long:
-// what they send is taken by this thread.
+// The namespace's number there, and streams. Where there are others to ask it is not waited for
+// long: what they send is taken by this thread.
 bool RemoteFetch::open(Source& source) {
   if (std::exchange(source.is_tried, true)) return source.is_open;
   const auto now = steady_clock::now();

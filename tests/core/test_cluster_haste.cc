@@ -1,5 +1,5 @@
-// Members that are slow, hang or are busy: they take no time from the others, and who asked in haste
-// blames nobody.
+// Members that are slow, hang or are busy: they take no time from the others, and who asked in
+// haste blames nobody.
 #include "cluster/peer_wire.h"
 #include "cluster_members.h"
 
