@@ -58,11 +58,16 @@ PullAnswer Puller::ask(const PullHead& head, std::span<const Hash128> keys, bool
   // Both of these take the node's lock, so not under this one.
   const bool is_warm =
       space != nullptr && node_->is_warm_copy(*space, std::min(head.heat_milli / 1e3, kHeatMax));
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   ++counts_.asked;
   if (const PullPtr pull = known(head, answer.state)) {
-    if (answer.state == Pulling::working)
+    if (answer.state == Pulling::working) {
       answer.left = static_cast<std::uint32_t>(pull->keys.size() - pull->next);
+    } else {
+      // The last of it may have come since they were counted.
+      lock.unlock();
+      answer.here = count_here(*pull->space, keys);
+    }
     return answer;
   }
   if (is_stopped_ || space == nullptr) {
