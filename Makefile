@@ -41,6 +41,10 @@ test-engines: setup  ## real vLLM engines on one pool; the first time 600 MB to 
 	@.ci/setup-engines
 	@$(python) -m pytest tests/engines $(ARGS)
 
+.PHONY: test-cluster
+test-cluster: setup-tests  ## members of a cluster on a real etcd, which is stopped, wiped and silenced
+	@$(python) -m pytest tests/cluster $(ARGS)
+
 .PHONY: check
 check: check-format check-lint check-types check-stub check-tidy  ## formats, lint, types, stub, tidy
 

@@ -112,6 +112,62 @@ class Replay:
         Raises RuntimeError before finish().
         """
 
+class ClusterReplay:
+    """
+    Replays block requests against simulated clusters, without payload.
+
+    Not thread-safe: one caller at a time.
+    """
+
+    def __init__(self) -> None: ...
+    def add(self, nodes: int, capacity_blocks: int, **options: Any) -> None:
+        """
+        One more cluster, of so many nodes and so many blocks in all; before the first feed().
+
+        Options: policy, ghosts_factor, tau_s; route ('round-robin', 'random', 'prefix'),
+        route_blocks, seed; keep ('warm', 'always', 'never'); pick ('load', 'first');
+        replicate_above (heat; 0 never), replicas_max, spare_last. Raises ValueError for a
+        value out of range, TypeError for an unknown option.
+        """
+
+    @overload
+    def feed(
+        self,
+        times_s: Annotated[
+            NDArray[numpy.float64], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        lengths: Annotated[
+            NDArray[numpy.uint32], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        ids: Annotated[
+            NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+    ) -> None: ...
+    @overload
+    def feed(
+        self,
+        times_s: Annotated[
+            NDArray[numpy.float64], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        lengths: Annotated[
+            NDArray[numpy.uint32], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+        ids: Annotated[
+            NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)
+        ],
+    ) -> None:
+        """
+        Replays a batch of requests in every cluster; as Replay.feed(). Releases the GIL.
+        """
+
+    def finish(self) -> None:
+        """Ends the trace. Releases the GIL."""
+
+    def results(self) -> list[dict[str, Any]]:
+        """
+        One dict for each cluster, in the order added. Raises RuntimeError before finish().
+        """
+
 class Layers:
     """Paged KV tensors, planned once for save and load."""
 
@@ -279,10 +335,10 @@ class Node:
     def traffic(self) -> list[dict[str, Any]]:
         """
         What was asked of each namespace and what became of it, through all channels; by
-        number. Blocks: lookup_blocks = lookup_dram + lookup_ssd + lookup_missed +
-        lookup_behind; get_blocks = loaded_dram + loaded_ssd + sum(missed), by Miss, of gets
-        and views; put_blocks = sum(put_status), by Reason (1: present). A drop leaves all of it
-        as it is. Releases the GIL; about 1 us a namespace.
+        number. Blocks: lookup_blocks = lookup_dram + lookup_ssd + lookup_remote +
+        lookup_missed + lookup_behind; get_blocks = loaded_dram + loaded_ssd + loaded_remote
+        + sum(missed), by Miss, of gets and views; put_blocks = sum(put_status), by Reason
+        (1: present). A drop leaves all as it is. Releases the GIL; about 1 us a namespace.
         """
 
     def settle(self, timeout_s: object | None) -> bool:
@@ -478,8 +534,19 @@ class Server:
     def drop_client(self, client: int) -> None:
         """Close all connections of a client."""
 
-    def add_stream(self, client: int, descriptor: int) -> None:
-        """The socket is the server's from here on, also on failure."""
+    def add_stream(
+        self,
+        client: int,
+        descriptor: int,
+        is_peer: bool = False,
+        node: bytes = b"",
+        incarnation: int = 0,
+    ) -> None:
+        """
+        The socket is the server's from here on, also on failure. is_peer: another node, which
+        has proved that it belongs to the cluster, is at its other end. node, incarnation: as
+        whom; it may tell in no other name, and without one it may only ask.
+        """
 
     def make_shm(self, client: int, descriptor: int) -> tuple[list[int], dict[str, int]]:
         """
@@ -517,6 +584,86 @@ class Server:
         """
 
     def close(self) -> None: ...
+
+class Cluster:
+    """
+    A node's part in a cluster: its shard of the directory, its peers, what it
+    tells them and fetches from them. Thread-safe; see cluster/cluster.h.
+    """
+
+    @staticmethod
+    def open(
+        node: Node,
+        node_id: object,
+        incarnation: object,
+        *,
+        directory_bytes: object = 67108864,
+        streams_per_peer: object = 4,
+        fetch_timeout_s: object = 1.0,
+        locate_timeout_s: object = 0.25,
+        max_replicas: object = 2,
+        replica_bytes_per_s: object = 67108864,
+    ) -> Cluster:
+        """
+        The node serves alone until set_members(). Raises BadArgument, BadType.
+        """
+
+    def serve(self, server: Server) -> None:
+        """
+        The server's streams of peers are answered from this shard, until close().
+        """
+
+    def set_members(self, members: list[tuple[bytes, int, int, bool]]) -> None:
+        """
+        The whole view, in any order, this node included if it is a member: (id, incarnation,
+        weight, is_draining) of each. Releases the GIL; some 0.5 ms for each member.
+        """
+
+    def add_stream(self, id: object, incarnation: object, descriptor: int) -> None:
+        """
+        A connection to that member, which serves it as a peer's. The socket is the cluster's
+        from here on, also on failure. One more than is wanted is closed.
+        """
+
+    def note_failed(self, id: object, incarnation: object) -> None:
+        """That member could not be reached: it is asked nothing for a while."""
+
+    def wait_wanted(self, timeout_s: object) -> list[tuple[bytes, int]]:
+        """
+        Members that more connections are wanted to, and how many; [] at the end of the time,
+        and at once when it is closed. Each wish is told once. Releases the GIL.
+        """
+
+    def locate(self, space_id: object, keys: object, timeout_s: object) -> list[list[bytes]]:
+        """
+        Ids of the members that say that they have it, for each key; what was not answered in
+        time is empty. Hints: blocks may have left since. Releases the GIL.
+        """
+
+    def stats(self) -> dict[str, Any]: ...
+    def peers(self) -> list[dict[str, Any]]:
+        """What is known of every other member, and was got from it."""
+
+    def drain(self, timeout_s: object) -> bool:
+        """
+        What is warm here and at no other member is fetched by others, hottest first; then
+        leave(). stats() says how far it is. False: not all of it in time. Releases the GIL.
+        """
+
+    def leave(self, timeout_s: object) -> bool:
+        """
+        All members forget what this node has told, and it tells nothing any more. False:
+        some were not reached in time. Releases the GIL.
+        """
+
+    def close(self, timeout_s: object) -> bool:
+        """
+        The node serves alone again. False: calls that were under way had not ended in time;
+        what they use stays until they have. Releases the GIL.
+        """
+
+    @property
+    def is_closed(self) -> bool: ...
 
 class Remote:
     """How a node elsewhere is reached. Thread-safe."""

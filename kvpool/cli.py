@@ -20,7 +20,7 @@ import kvpool
 from kvpool import serve_cli, ssd_cli
 from kvpool.bench.arguments import Bench, BenchArguments
 from kvpool.operate import commands
-from kvpool.replay import arguments
+from kvpool.replay import arguments, shapes
 
 if TYPE_CHECKING:
     from kvpool.replay import demo_served
@@ -72,12 +72,15 @@ def _root(
 @app.command(cls=arguments.ReplayCommand)
 @arguments.taking(arguments.ReplayArguments)
 def replay(asked: arguments.ReplayArguments) -> None:
-    """Replay a request trace: policies side by side, or every byte through a pool.
+    """Replay a request trace: policies side by side, every byte through a pool, or in clusters.
 
     Without --json, LRU and Belady (which knows the future) are shown for reference.
     """
     from kvpool.replay import progress, report, run, tier_table
 
+    if asked.nodes:
+        _replay_clusters(asked)
+        return
     if asked.plot is not None:
         _check_plot(asked.plot)
     plan, name = asked.plan(), str(asked.path)
@@ -100,16 +103,37 @@ def replay(asked: arguments.ReplayArguments) -> None:
     _fail_on_mismatches(scores)
 
 
+def _replay_clusters(asked: arguments.ReplayArguments) -> None:
+    from kvpool.replay import cluster, cluster_report, progress
+
+    plan = asked.cluster_plan()
+    with _told_plainly(), progress.watching() as watch:
+        scores = cluster.replay_clusters(plan, watch)
+    _tell_problems(plan.trace)
+    if asked.as_json:
+        for score in scores:
+            print(cluster_report.json_line(plan, score), flush=True)
+    else:
+        _print(*cluster_report.tables(plan, scores))
+
+
 @app.command()
 def workload(
     seed: Seed = 1,
     requests: Annotated[int, typer.Option(min=1, help="How many lines.")] = 6000,
+    shape: Annotated[
+        str, typer.Option(metavar="SHAPE", help="What is asked for: " + ", ".join(shapes.SHAPES))
+    ] = shapes.CHAT,
 ) -> None:
-    """Write a made-up, chat-like request trace to stdout, in the Mooncake format."""
+    """Write a made-up (synthetic) request trace to stdout, in the Mooncake format."""
     from kvpool.replay.trace import write_line
-    from kvpool.replay.workload import WorkloadOptions, generate
 
-    for request in generate(WorkloadOptions(seed=seed, requests=requests)):
+    if shape not in shapes.SHAPES:
+        raise typer.BadParameter(
+            f"there is no shape {shape!r}; choose from {', '.join(shapes.SHAPES)}",
+            param_hint="--shape",
+        )
+    for request in shapes.made_up(shape, seed=seed, requests=requests):
         sys.stdout.buffer.write(write_line(request))
 
 

@@ -29,14 +29,17 @@ from typing import TYPE_CHECKING, Any
 
 from kvpool import wire, wire_node
 from kvpool.address import host_and_port
+from kvpool.cluster.joined import Joined
 from kvpool.errors import KvpoolError
 from kvpool.manifest import BLOCK_BYTES_MAX
 from kvpool.serve_clients import Clients, answers_of, serve_control
 from kvpool.serve_control import Call, Operation, Refusals, Requests
+from kvpool.serve_drain import drain_operations
 from kvpool.serve_handshakes import Handshakes
 from kvpool.serve_listen import Acceptor, Listeners
 from kvpool.serve_log import EventLog
 from kvpool.serve_observe import Observer
+from kvpool.serve_peers import Peers
 from kvpool.serve_plan import Plan
 from kvpool.serve_reload import Reload, Replan
 from kvpool.tenants.identity import Claim, Identities, Identity
@@ -52,6 +55,7 @@ QUICK_THREADS = 2
 SLOW_THREADS = 4
 STREAMS_PER_CLIENT_MAX = 96  # for blocks, and one for each wait() under way
 _DRAIN_SHARE = 0.25  # of the time for ending; the rest is for writing what is not on the SSD yet
+_LEAVE_SHARE = 0.25  # for telling the cluster
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -71,8 +75,10 @@ class Daemon:
         *,
         replan: Replan | None = None,
         web: Web | None = None,
+        joined: Joined | None = None,
     ) -> None:
-        """replan: gives the plan of the configuration as it is now, for reload()."""
+        """replan: gives the plan of the configuration as it is now, for reload(). joined: this
+        node's part of its cluster, if it is in one; begun and closed with the daemon."""
         self.plan = plan
         self.tenants = tenants
         self.log = log
@@ -84,6 +90,8 @@ class Daemon:
         self._boot = secrets.token_bytes(16)  # tells one life of the daemon from the next
         self.clients = Clients(plan.clients_max, plan.server["max_sources"], tenants)
         self._handshakes = Handshakes()
+        self.joined = joined
+        self.peers = None if joined is None else self._peers(joined)
         self._controls: dict[asyncio.Task[None], Client] = {}
         self._quick = ThreadPoolExecutor(QUICK_THREADS, "kvpool-quick")
         self._slow = ThreadPoolExecutor(SLOW_THREADS, "kvpool-slow")
@@ -98,6 +106,7 @@ class Daemon:
         self.is_ready = False
         self.observer = Observer(self)
         self.add_operations(self.observer.operations())
+        self.add_operations(drain_operations(joined, log))
 
     @property
     def refused(self) -> Counter[str]:
@@ -115,6 +124,18 @@ class Daemon:
         has_tenants = bool(self.plan.config.tenants or told.config.tenants)
         needs_token = has_tenants or self._listeners.is_reachable
         return Identities(tenants, told.admin, os.geteuid(), needs_token=needs_token)
+
+    def _peers(self, joined: Joined) -> Peers:
+        is_asked = self._listeners.is_reachable or self.plan.has_tokens
+        return Peers(
+            joined.own,
+            self.tenants,
+            self.clients,
+            self._in_thread,
+            self.log,
+            is_open=not is_asked and not self.plan.config.tenants,
+            met=joined.met,
+        )
 
     @property
     def budget_bytes(self) -> int:
@@ -149,15 +170,19 @@ class Daemon:
             tasks.append(asyncio.create_task(self.web.run(self)))
         self.is_ready = True
         ready()
+        if self.joined is not None:  # now that it listens: others may come as soon as they know it
+            await self._in_thread(self.joined.start)
         stopped = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
         finally:
+            end = asyncio.get_running_loop().time() + self.plan.drain_s
             stopped.cancel()
+            await self._leave()
             for each in tasks:
                 each.cancel()
             ended = await asyncio.gather(*tasks, return_exceptions=True)
-            await self._end()
+            await self._end(end)
         for error in ended:
             if isinstance(error, Exception):
                 raise error  # our bug: an acceptor ends by being cancelled, and no other way
@@ -166,10 +191,9 @@ class Daemon:
         """Takes over what has changed in the configuration. What is wrong with it is logged."""
         await self._reload.run()
 
-    async def _end(self) -> None:
+    async def _end(self, end: float) -> None:
         self.is_ready = False
         loop = asyncio.get_running_loop()
-        end = loop.time() + self.plan.drain_s
         self._listeners.close()
         await self._handshakes.end()
         tenants = self.tenants.values()
@@ -182,10 +206,22 @@ class Daemon:
         for each in tenants:
             each.pins.clear()
         await self._for_each([each.server.close for each in tenants])
+        if self.joined is not None:
+            await self._for_each([partial(self.joined.close, max(0.0, end - loop.time()))])
         left_s = max(0.0, end - loop.time())
         await self._for_each([partial(each.node.close, left_s) for each in tenants])
         for pool in (self._quick, self._slow):
             pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _leave(self) -> None:
+        """The cluster, while others are still served, who have not heard of it."""
+        if self.joined is None or self.peers is None:
+            return
+        self.peers.is_draining = True
+        (is_told,) = await self._for_each(
+            [partial(self.joined.leave, self.plan.drain_s * _LEAVE_SHARE)]
+        )
+        self.log.info("left the cluster", all_told=is_told)
 
     async def _for_each(self, calls: list[Callable[[], Any]]) -> list[Any]:
         """All at the same time: each may take as long as there is."""
@@ -209,11 +245,12 @@ class Daemon:
             "control": self._begin_client,
             "stream": self._begin_stream,
             "shm": self._begin_shm,
+            "peer": self._begin_peer,
         }
         with sock:
             try:
                 hello = await wire_node.receive_hello(sock)
-                if hello.kind != "control" or hello.nonce is None:
+                if hello.kind not in ("control", "peer") or hello.nonce is None:
                     self._handshakes.heard()  # else once it has proved what it says
                 await begin[hello.kind](sock, hello, peer)
             except wire.WireError as error:
@@ -304,6 +341,12 @@ class Daemon:
             self.clients.require_sources(client, 1, STREAMS_PER_CLIENT_MAX + lanes)
         await wire_node.send(sock, wire.pack_hello({"ok": True}))
         client.tenant.server.add_stream(client.number, sock.detach())
+
+    async def _begin_peer(self, sock: socket.socket, hello: wire.Hello, peer: Peer) -> None:
+        if self.peers is None:
+            text = "this node is in no cluster: it has no [cluster] in its configuration"
+            raise wire.RefusedByPeer("cluster", text)
+        await self.peers.begin(sock, hello, peer, self._handshakes.heard)
 
     async def _begin_shm(self, sock: socket.socket, hello: wire.Hello, peer: Peer) -> None:
         if not peer.is_unix:

@@ -78,7 +78,9 @@ class Namespace(_core.Space):
 
         No side effect: pins nothing, heats nothing and reads no disk. A block may be evicted before
         a get, which then reports a miss. Embedded and on this host it takes no lock and no request:
-        256 keys among a million take some 10 us. Elsewhere it is one round trip.
+        256 keys among a million take some 10 us. Elsewhere it is one round trip. In a cluster, what
+        is not on this node is asked for among the members, and has Tier.REMOTE where one says that
+        it has it.
         """
         blocks, tiers, miss = self.count_present(keys)
         return Hit(blocks, tiers, Miss(miss))

@@ -19,6 +19,7 @@ import typer
 import kvpool
 
 if TYPE_CHECKING:
+    from kvpool.cluster.joined import Joined
     from kvpool.daemon import Daemon
     from kvpool.serve_log import EventLog
     from kvpool.serve_plan import Plan
@@ -75,28 +76,40 @@ def run(plan: Plan, replan: Callable[[], Plan] | None = None) -> None:
 
     log = serve_log.open_log(plan.log_format, plan.log_level)
     raise_descriptor_limit()
-    with contextlib.closing(serve_listen.Listeners(plan)) as listeners, _web(plan) as web:
+    with contextlib.ExitStack() as stack:
+        listeners = stack.enter_context(contextlib.closing(serve_listen.Listeners(plan)))
+        web = stack.enter_context(_web(plan))
+        join = _place(plan, listeners, stack, log)
         tenants = open_tenants(plan, log)
-        asyncio.run(_serve(plan, tenants, (listeners, web), log, replan))
+        asyncio.run(_serve(plan, tenants, (listeners, web, join(tenants)), log, replan))
     log.info("ended")
 
 
 async def _serve(
     plan: Plan,
     tenants: dict[str, Tenant],
-    where: tuple[Any, Any],
+    where: tuple[Any, Any, Joined | None],
     log: EventLog,
     replan: Callable[[], Plan] | None,
 ) -> None:
     from kvpool.daemon import Daemon
 
-    listeners, web = where
+    listeners, web, joined = where
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _told_to_end, stop, log, number)
-    daemon = Daemon(plan, tenants, listeners, log, kvpool.__version__, replan=replan, web=web)
+    daemon = Daemon(
+        plan,
+        tenants,
+        listeners,
+        log,
+        kvpool.__version__,
+        replan=replan,
+        web=web,
+        joined=joined,
+    )
     reloads: set[asyncio.Task[None]] = set()  # the loop itself keeps no task alive
     loop.add_signal_handler(signal.SIGHUP, _told_to_reload, daemon, reloads)
     await daemon.run(stop, lambda: _tell_ready(plan, listeners, web, log))
@@ -109,6 +122,31 @@ def _web(plan: Plan) -> Any:
     from kvpool import serve_http
 
     return contextlib.closing(serve_http.Web(plan.http))
+
+
+def _place(
+    plan: Plan, listeners: Any, stack: contextlib.ExitStack, log: EventLog
+) -> Callable[[dict[str, Tenant]], Joined | None]:
+    """Takes this node's place in its cluster, where it is in one; gives what fills it.
+
+    The daemon closes what it was given; the stack a place that none was begun with.
+    """
+    if plan.cluster is None:
+        return lambda tenants: None
+    from kvpool import serve_cluster
+
+    place = serve_cluster.open_place(plan, listeners, log)
+    assert place is not None  # there is a plan of it
+    begun = stack.enter_context(contextlib.ExitStack())
+    begun.callback(place.close)
+
+    def join(tenants: dict[str, Tenant]) -> Joined:
+        assert plan.cluster is not None  # looked at above
+        joined = serve_cluster.join(plan.cluster, place, tenants, log, kvpool.__version__)
+        begun.pop_all()
+        return joined
+
+    return join
 
 
 def _told_to_reload(daemon: Daemon, reloads: set[asyncio.Task[None]]) -> None:

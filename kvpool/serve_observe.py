@@ -20,8 +20,9 @@ import msgspec
 from kvpool import config
 from kvpool.errors import BadArgument, NotAllowed
 from kvpool.manifest import Manifest
-from kvpool.observe import report
+from kvpool.observe import cluster, report
 from kvpool.serve_control import Operation
+from kvpool.serve_nodes import cluster_of, given_of
 from kvpool.serve_report import label_of, prefix_of, reuse_of, tenant_of
 from kvpool.tenants.tenant import Client, Tenant
 from kvpool.wire import Map
@@ -35,6 +36,7 @@ EXPLAINED_MAX = 256  # blocks that one answer describes, around the first missin
 HOTTEST_MAX = 1000
 HOTTEST = 20
 ANSWER_BYTES_MAX = 900 << 10  # of one answer, which is of a MiB at most
+LOCATE_S = 1.0  # that members have for saying who has a prefix
 ID_DIGITS_MIN = 6  # of an id that is cut short
 
 
@@ -53,6 +55,8 @@ class Observer:
             "manifests": Operation(self._manifests, takes_turns=True),
             "lookup": Operation(self._lookup, takes_turns=True),
             "explain": Operation(self._explain, takes_turns=True),
+            "nodes": Operation(self._nodes, takes_turns=True),
+            "locate": Operation(self._locate, is_slow=True, takes_turns=True),
             "pin": Operation(self._pin, needs_admin=True, is_slow=True),
             "unpin": Operation(self._unpin, needs_admin=True),
             "pins": Operation(self._pins),
@@ -75,7 +79,17 @@ class Observer:
             budget_bytes=daemon.budget_bytes if tenant is None else shown[0].dram.limit_bytes,
             tenants=shown,
             refused={} if tenant is not None else daemon.refused_by_reason(),
+            cluster=self.cluster(tenant),
         )
+
+    def cluster(self, tenant: Tenant | None = None) -> cluster.Cluster | None:
+        """None: this node is in none."""
+        joined, peers = self._daemon.joined, self._daemon.peers
+        if joined is None or peers is None:
+            return None
+        given = given_of(self._daemon.tenants.values(), peers.numbers())
+        told = cluster_of(joined, given)
+        return cluster.part_of(told, None if tenant is None else tenant.name)
 
     def hottest(self, count: int, tenant: Tenant | None = None) -> list[dict[str, Any]]:
         """The ends of prefixes in use, hottest first."""
@@ -146,6 +160,26 @@ class Observer:
             "coldest": tenant.node.coldest_heat(),
             "manifest": manifest.pack(),
         }
+
+    def _nodes(self, request: Map, caller: Client) -> Map:
+        """The members, as many as one answer can hold; None where there is no cluster."""
+        told = self.cluster(self._scope(request, caller))
+        return {"nodes": None if told is None else cluster.as_json_within(told, ANSWER_BYTES_MAX)}
+
+    def _locate(self, request: Map, caller: Client) -> Map:
+        """Who has each key: by the directory, and here. Asks other members, for LOCATE_S."""
+        keys = _keys(request)
+        tenant, number, manifest = self._named(request, caller)
+        joined = self._daemon.joined
+        if joined is None:
+            raise BadArgument(
+                "this node is in no cluster: it has no [cluster] in its configuration"
+            )
+        space_id = tenant.space_id(manifest)
+        found = joined.cores[tenant.name].locate(space_id, keys, LOCATE_S)
+        nodes, holders = cluster.packed_holders(found)
+        tiers = tenant.node.tiers(number, keys)
+        return {"own": joined.own.node, "nodes": nodes, "holders": holders, "tiers": tiers}
 
     def _pin(self, request: Map, caller: Client) -> Map:
         keys, name = _keys(request), _text(request, "name")

@@ -18,6 +18,7 @@ TENANTS = "tenants"
 
 Size = str | int
 Duration = float | str
+Hosts = str | list[str]  # a flag and a variable have them with commas between
 
 
 def _says(text: str) -> msgspec.Meta:
@@ -92,6 +93,27 @@ class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
     open: Annotated[bool, _says("Everybody who reaches it sees all, without a token.")] = False
 
 
+class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """[cluster]: where the other members are found, and what this one is to them."""
+
+    name: Annotated[str | None, _says("Of the cluster (default).")] = None
+    etcd: Annotated[
+        Hosts | None, _says("HOST:PORT of each etcd that knows the members (none).")
+    ] = None
+    static: Annotated[Hosts | None, _says("HOST:PORT of each member, without etcd (none).")] = None
+    prefix: Annotated[str, _says("What its keys in etcd begin with.")] = "/kvpool"
+    advertise: Annotated[str | None, _says("HOST:PORT that members connect to (listen).")] = None
+    weight: Annotated[int, _says("Share of the directory, beside those of others.")] = 1
+    token_file: Annotated[str | None, _says("Holds the token that members prove (none).")] = None
+    ttl: Annotated[Duration, _says("Seconds of silence until a member is gone.")] = 10.0
+    user: Annotated[str | None, _says("Of etcd (none).")] = None
+    password_file: Annotated[str | None, _says("Holds that user's password (none).")] = None
+    ca_file: Annotated[str | None, _says("Who signs for etcd, in PEM (the system's).")] = None
+    cert_file: Annotated[str | None, _says("Certificate to show to etcd (none).")] = None
+    key_file: Annotated[str | None, _says("Its key (none).")] = None
+    state_dir: Annotated[str | None, _says("Keeps the id of the node (in /var/lib).")] = None
+
+
 class TenantOptions(msgspec.Struct, frozen=True, kw_only=True):
     """[tenants.NAME]: who it is, and what it may take."""
 
@@ -116,6 +138,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     log: LogOptions = LogOptions()
     admin: AdminOptions = AdminOptions()
     http: HttpOptions = HttpOptions()
+    cluster: ClusterOptions = ClusterOptions()
     tenants: dict[str, TenantOptions] = {}
 
 
@@ -126,6 +149,7 @@ TABLES: dict[str, type[msgspec.Struct]] = {
     "log": LogOptions,
     "admin": AdminOptions,
     "http": HttpOptions,
+    "cluster": ClusterOptions,
 }
 
 

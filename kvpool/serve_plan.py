@@ -16,6 +16,7 @@ from typing import Any
 
 from kvpool import config
 from kvpool.address import check_socket_path, default_socket, parse_host_and_port
+from kvpool.cluster.plans import ClusterPlan, check_token_apart, cluster_plan
 from kvpool.errors import BadArgument
 from kvpool.local import memory_options
 from kvpool.serve_options import (
@@ -99,6 +100,7 @@ class Plan:
     tenants: dict[str, TenantPlan]
     admin: AdminPlan
     http: HttpPlan | None
+    cluster: ClusterPlan | None
     socket_path: str
     is_default_socket: bool
     socket_mode: int
@@ -133,16 +135,20 @@ def plan(settings: Settings, environment: Mapping[str, str]) -> Plan:
     admin = AdminPlan(checked.token("admin", told.admin.token_file), told.admin.same_uid)
     check_apart(checked, tenants, admin)
     has_tokens = admin.token is not None or any(each.token for each in tenants.values())
+    tcp = _tcp(checked, told, has_tokens)
+    cluster = cluster_plan(settings, environment, tcp)
+    check_token_apart(settings, cluster, tenants, admin)
     return Plan(
         node=node,
         server=core,
         tenants=tenants,
         admin=admin,
         http=_http(checked, told, tenants, admin),
+        cluster=cluster,
         socket_path=_socket_path(checked, server, environment),
         is_default_socket=server.socket is None,
         socket_mode=_socket_mode(checked, server),
-        tcp=_tcp(checked, told, has_tokens),
+        tcp=tcp,
         clients_max=clients_max,
         drain_s=checked.duration("server", "drain_timeout", server.drain_timeout, 0, DRAIN_S_MAX),
         log_format=told.log.format,

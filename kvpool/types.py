@@ -18,6 +18,7 @@ class Tier(enum.IntEnum):
     ABSENT = 0
     DRAM = 1  # whether or not it is on SSD as well
     SSD = 2  # there only
+    REMOTE = 8  # not on this node: another one of its cluster says that it has it
 
 
 class Put(enum.IntEnum):
@@ -53,15 +54,15 @@ class Miss(enum.IntEnum):
     """Why a block was not found or delivered; NONE for one that was."""
 
     NONE = 0
-    ABSENT = 1  # not here: never put, evicted, removed or dropped
+    ABSENT = 1  # no node has it: never put, evicted, removed or dropped
     BEHIND = 2  # a block before it in the same call is missing; nobody looked at this one
     MOVED = 3  # it left, or changed its place, at every attempt
     SSD_LATE = 4  # the SSD did not deliver it in time
     SSD_DAMAGED = 5  # its copy on the SSD is not whole
     NO_ROOM = 6  # on the SSD, and no room in DRAM to show it in place
     PIN_LIMIT = 7  # this client may not pin more than it does
-    TIMED_OUT = 8  # the node did not answer in time
-    DISCONNECTED = 9  # no node to ask
+    TIMED_OUT = 8  # the node, or the one that has it, did not answer in time
+    DISCONNECTED = 9  # no node to ask, or the one that has it is not reached
     DAMAGED = 10  # what came over the network is not what was sent
     FAULT = 11  # a fault injected by a test
     LIMITED = 12  # clients of this node get more bytes per second than they may

@@ -29,6 +29,8 @@ HANDSHAKE_S = 5.0  # from the connection to the answer, for both sides
 CLIENT_ID_BYTES = 16
 NAME_BYTES_MAX = 256
 TENANT_BYTES_MAX = 64
+CLUSTER_BYTES_MAX = 64
+NODE_ID_BYTES = 16
 NONCE_BYTES = 32  # what each side adds to a proof, so that none is good for a second time
 PROOF_BYTES = 32
 COUNTER_MAX = (1 << 63) - 1
@@ -41,8 +43,8 @@ _HEAD = struct.Struct("<6sHI")
 _LENGTH = struct.Struct("<I")
 
 Map = dict[str, Any]
-Kind = Literal["control", "stream", "shm"]
-KINDS: tuple[Kind, ...] = ("control", "stream", "shm")
+Kind = Literal["control", "stream", "shm", "peer"]
+KINDS: tuple[Kind, ...] = ("control", "stream", "shm", "peer")
 
 
 class WireError(Exception):
@@ -66,8 +68,9 @@ class RefusedByPeer(Exception):
 class Hello:
     """Who connects, and what for. `client` names a control connection that is already there.
 
-    nonce: of a control connection that will prove that it has a token. counter, mac: of another
-    connection of a client that has proved it.
+    nonce: of a control connection or a peer that will prove that it has a token. counter, mac: of
+    another connection of a client that has proved it. cluster, node, incarnation: of a peer, which
+    is another node; to: the node that it means, where it knows.
     """
 
     kind: Kind
@@ -78,6 +81,10 @@ class Hello:
     nonce: bytes | None = None
     counter: int = 0
     mac: bytes | None = None
+    cluster: str = ""
+    node: bytes | None = None
+    incarnation: int = 0
+    to: bytes | None = None
 
 
 def pack_hello(fields: Mapping[str, Any], version: int = VERSION) -> bytes:
@@ -149,11 +156,9 @@ def read_hello(version: int, body: bytes) -> Hello:
     if kind not in KINDS:
         raise WireError(f"kind is {_shown(kind)}; it can be {', '.join(KINDS)}")
     client = fields.get("client")
-    if kind == "control":
-        if client is not None:
-            raise WireError("a control connection gets its client id, it does not bring one")
-    elif not isinstance(client, bytes) or len(client) != CLIENT_ID_BYTES:
-        raise WireError(f"client is {_shown(client)}; it must be {CLIENT_ID_BYTES} bytes")
+    _check_client(kind, client)
+    if kind == "peer":
+        return _peer_hello(fields)
     return Hello(
         kind,
         client,
@@ -163,6 +168,39 @@ def read_hello(version: int, body: bytes) -> Hello:
         nonce=_bytes(fields, "nonce", NONCE_BYTES),
         counter=_number(fields, "counter", COUNTER_MAX),
         mac=_bytes(fields, "mac", PROOF_BYTES),
+    )
+
+
+def _check_client(kind: Kind, client: object) -> None:
+    if kind == "control":
+        if client is not None:
+            raise WireError("a control connection gets its client id, it does not bring one")
+    elif kind == "peer":
+        if client is not None:
+            raise WireError("a peer is a node and no client's connection: it brings no client id")
+    elif not isinstance(client, bytes) or len(client) != CLIENT_ID_BYTES:
+        raise WireError(f"client is {_shown(client)}; it must be {CLIENT_ID_BYTES} bytes")
+
+
+def _peer_hello(fields: Map) -> Hello:
+    """Who it is and of which cluster has to be there; what only others bring is not looked at."""
+    cluster = _text(fields, "cluster", CLUSTER_BYTES_MAX)
+    node = _bytes(fields, "node", NODE_ID_BYTES)
+    incarnation = _number(fields, "incarnation", COUNTER_MAX)
+    if not cluster or node is None or not incarnation:
+        missing = "cluster" if not cluster else "node" if node is None else "incarnation"
+        raise WireError(f"{missing} is missing: a peer says its cluster, node and incarnation")
+    return Hello(
+        "peer",
+        None,
+        name=_text(fields, "name", NAME_BYTES_MAX),
+        pid=_number(fields, "pid", (1 << 32) - 1),
+        tenant=_text(fields, "tenant", TENANT_BYTES_MAX),
+        nonce=_bytes(fields, "nonce", NONCE_BYTES),
+        cluster=cluster,
+        node=node,
+        incarnation=incarnation,
+        to=_bytes(fields, "to", NODE_ID_BYTES),
     )
 
 

@@ -1,7 +1,8 @@
 """How both sides show that they have a token, without ever sending it (docs/protocol.md). Pure.
 
 Promises:  1. a proof is good for one pair of nonces: heard by others, it is worth nothing;
-           2. a client's proof is no node's, and neither is a session's key: each has a label;
+           2. a client's proof is no node's, and neither is a session's key or a peer's: each has a
+              label;
            3. a counter is taken once. Connections that are made at the same time may come in any
               order, so what is kept is which of the newest WINDOW were seen, not only the last.
 """
@@ -17,6 +18,9 @@ from kvpool import wire
 
 WINDOW = 1024  # counters behind the newest that may still come; far more than are on their way
 _COUNTER = struct.Struct("<Q")
+_LIFE = struct.Struct("<16sQ")  # node id, incarnation
+_LENGTH = struct.Struct("<H")
+_ANY_NODE = bytes(wire.NODE_ID_BYTES)  # of a hello that names nobody
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,36 @@ class Exchange:
 
     def _mac(self, token: str, label: bytes) -> bytes:
         said = label + self.nonce + self.challenge + self.tenant.encode()
+        return hmac.digest(token.encode(), said, "sha256")
+
+
+@dataclass(frozen=True, slots=True)
+class PeerExchange:
+    """What one node said to another before the proof, and the answer's challenge.
+
+    All of the hello that matters is in either proof: who heard one cannot say it as another node,
+    of another cluster or tenant, or to another node.
+    """
+
+    hello: wire.Hello
+    challenge: bytes
+
+    def peer_proof(self, token: str) -> bytes:
+        """Of the node that connects."""
+        return self._mac(token, b"kvpool peer 2", b"")
+
+    def node_proof(self, token: str, node: bytes, incarnation: int) -> bytes:
+        """Of the node that answers, and says which one it is."""
+        return self._mac(token, b"kvpool peer node 2", _LIFE.pack(node, incarnation))
+
+    def _mac(self, token: str, label: bytes, answered: bytes) -> bytes:
+        hello = self.hello
+        assert hello.nonce is not None  # else there is nothing to prove
+        assert hello.node is not None  # of a peer
+        cluster = hello.cluster.encode()
+        who = _LIFE.pack(hello.node, hello.incarnation) + (hello.to or _ANY_NODE)
+        said = label + hello.nonce + self.challenge + who + _LENGTH.pack(len(cluster)) + cluster
+        said += hello.tenant.encode() + answered  # the one part of a length that is not told
         return hmac.digest(token.encode(), said, "sha256")
 
 

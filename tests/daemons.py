@@ -1,7 +1,8 @@
 """A daemon in a thread of the test's process, over a server that only keeps books.
 
 What the core's server does with a connection is tested with the core, and the whole by real
-processes; here it is enough to know which descriptors it was given and which clients to drop.
+processes; mostly it is enough here to know which descriptors it was given and which clients to
+drop. A whole one has the core's server and, in a cluster, the core's part of that.
 """
 
 import asyncio
@@ -15,6 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from kvpool import _core, wire, wire_client, wire_proof
+from kvpool.cluster.core import Core, open_core
+from kvpool.cluster.joined import Joined
+from kvpool.cluster.member import Member
+from kvpool.cluster.peer_link import Own
+from kvpool.cluster.roster import Board, Roster
 from kvpool.daemon import Daemon
 from kvpool.errors import NoResource
 from kvpool.serve_config import load
@@ -32,11 +38,11 @@ class WatchedNode:
     """A node, of which a test can make one method do something else."""
 
     def __init__(self, node: _core.Node) -> None:
-        self._node = node
+        self.watched = node
         self.instead: dict[str, Callable[..., Any]] = {}
 
     def __getattr__(self, name: str) -> Any:
-        return self.instead.get(name) or getattr(self._node, name)
+        return self.instead.get(name) or getattr(self.watched, name)
 
 
 class BookServer:
@@ -47,6 +53,7 @@ class BookServer:
         self.lanes: dict[int, int] = {}  # of the clients that have any
         self.started: list[int] = []
         self.dropped: list[int] = []
+        self.peers: list[int] = []  # whose connections they are, in the order they came
         self.is_drained = self.is_closed = False
         self.refuses_shm = False
         self._next = 1
@@ -62,8 +69,12 @@ class BookServer:
         self.lanes.pop(client, None)
         self.dropped.append(client)
 
-    def add_stream(self, client: int, fd: int) -> None:
+    def add_stream(
+        self, client: int, fd: int, is_peer: bool = False, node: bytes = b"", incarnation: int = 0
+    ) -> None:
         self.clients[client].append(fd)
+        if is_peer:
+            self.peers.append(client)
 
     def make_shm(self, client: int, fd: int) -> tuple[list[int], dict[str, Any]]:
         self.clients[client].append(fd)
@@ -99,12 +110,53 @@ class BookServer:
         self.is_closed = True
 
 
+class NoOthers:
+    """A place without an etcd and without a list: the node is alone among the members, until a
+    test puts other rosters on its board."""
+
+    def __init__(self, own: Own) -> None:
+        self.calls: list[str] = []
+        member = Member(own.node.hex(), own.incarnation, ("127.0.0.1:1",))
+        self.board = Board(Roster(0, member.id, (member,), 0))
+
+    @property
+    def members(self) -> "NoOthers":
+        return self
+
+    @property
+    def roster(self) -> Roster:
+        return self.board.roster
+
+    def newer(self, version: int, timeout_s: float) -> Roster | None:
+        return self.board.newer(version, timeout_s)
+
+    def start(self) -> None:
+        self.calls.append("start")
+
+    def status(self) -> dict[str, Any]:
+        return {"kind": "none"}
+
+    def close(self) -> None:
+        self.calls.append("close")
+        self.board.close()
+
+
 class Running:
     """A daemon that serves; stop() ends it and waits."""
 
-    def __init__(self, planned: Plan, **instead: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        planned: Plan,
+        own: Own | None = None,
+        *,
+        is_whole: bool = False,
+        **instead: Callable[..., Any],
+    ) -> None:
+        """own: who the daemon is in a cluster."""
         self.plan = planned
-        self.tenants = {name: _opened(each) for name, each in planned.tenants.items()}
+        self._own = own
+        self._is_whole = is_whole
+        self.tenants = {name: _opened(each, is_whole) for name, each in planned.tenants.items()}
         only: Any = next(iter(self.tenants.values()))
         self.node, self.server = only.node, only.server  # of the only one, mostly
         self.node.instead.update(instead)
@@ -146,22 +198,38 @@ class Running:
             self.listeners.close()
             self._ready.set()
 
+    def _joined(self) -> Joined | None:
+        if self._own is None:
+            return None
+        cores: dict[str, Core] = {}
+        for name, tenant in self.tenants.items() if self._is_whole else ():
+            watched: Any = tenant.node
+            cores[name] = open_core(watched.watched, self._own)
+            cores[name].serve(tenant.server)
+        return Joined(self._own, cores, NoOthers(self._own), open_log("text", "error"))
+
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         log = open_log(self.plan.log_format, self.plan.log_level)
-        self.daemon = Daemon(self.plan, self.tenants, self.listeners, log, "9.9.9")
+        self.daemon = Daemon(
+            self.plan, self.tenants, self.listeners, log, "9.9.9", joined=self._joined()
+        )
         await self.daemon.run(self._stop, self._ready.set)
 
 
-def _opened(each: TenantPlan) -> Tenant:
+def _opened(each: TenantPlan, is_whole: bool) -> Tenant:
     node: Any = WatchedNode(_core.Node.open(**{**each.node, "prefault": "off"}))
-    return Tenant(each.name, node, BookServer(), each.limits)
+    server: Any = _core.Server.create(node.watched) if is_whole else BookServer()
+    return Tenant(each.name, node, server, each.limits)
 
 
 @contextlib.contextmanager
-def serving(folder: Path, **flags: Any) -> Iterator[Running]:
-    """A daemon on folder/node.sock, with the options of `kvpool serve` as flags."""
-    daemon = Running(planned(folder, **flags))
+def serving(
+    folder: Path, own: Own | None = None, *, is_whole: bool = False, **flags: Any
+) -> Iterator[Running]:
+    """A daemon on folder/node.sock, with the options of `kvpool serve` as flags. own: who it is in
+    a cluster."""
+    daemon = Running(planned(folder, **flags), own, is_whole=is_whole)
     try:
         yield daemon
     finally:
@@ -169,8 +237,9 @@ def serving(folder: Path, **flags: Any) -> Iterator[Running]:
     for each in daemon.tenants.values():
         server: Any = each.server
         assert each.node.is_closed
-        assert server.is_drained
-        assert server.is_closed
+        if not is_whole:
+            assert server.is_drained
+            assert server.is_closed
 
 
 def planned(folder: Path, environment: Mapping[str, str] | None = None, **flags: Any) -> Plan:

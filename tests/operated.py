@@ -17,6 +17,7 @@ from typing import Any
 from typer.testing import CliRunner, Result
 
 from kvpool import cli, wire
+from kvpool.cluster.joined import Joined
 from kvpool.errors import BadArgument, NotAllowed
 from kvpool.manifest import Manifest
 from kvpool.observe import report
@@ -151,13 +152,15 @@ def tenant_of(name: str, node: Any, manifests: Sequence[Manifest]) -> Tenant:
     return made
 
 
-def observing(*tenants: Tenant, is_admin: bool = True) -> dict[str, Operation]:
+def observing(
+    *tenants: Tenant, is_admin: bool = True, joined: Joined | None = None
+) -> dict[str, Operation]:
     """The operations of a daemon's observer, as the first of these tenants; its report is an
     example."""
     by_name = {tenant.name: tenant for tenant in tenants}
     log = open_log("text", "error")
     requests = Requests(by_name, log, Refusals())
-    daemon: Any = types.SimpleNamespace(tenants=by_name, requests=requests)
+    daemon: Any = types.SimpleNamespace(tenants=by_name, requests=requests, joined=joined)
     told = Observer(daemon).operations()
     asking = Client(0, "test", 1, NOBODY, tenants[0], is_admin, Claim(1000))
 

@@ -6,6 +6,7 @@ namespace kvpool {
 
 void bind_keys(nanobind::module_& m);
 void bind_replay(nanobind::module_& m);
+void bind_cluster_replay(nanobind::module_& m);
 void bind_node(nanobind::module_& m);
 void bind_observe(nanobind::module_& m);
 void bind_space(nanobind::module_& m);
@@ -14,6 +15,7 @@ void bind_pinned(nanobind::module_& m);
 void bind_remote(nanobind::module_& m);
 void bind_staged(nanobind::module_& m);
 void bind_server(nanobind::module_& m);
+void bind_cluster(nanobind::module_& m);
 void bind_ssd_scan(nanobind::module_& m);
 void bind_copy_floor(nanobind::module_& m);
 void bind_raw_disk(nanobind::module_& m);

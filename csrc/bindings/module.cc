@@ -14,6 +14,7 @@ NB_MODULE(_core, m) {
       "At exit: wait until no thread is inside a call without the GIL, 10 s at most.");
   kvpool::bind_keys(m);
   kvpool::bind_replay(m);
+  kvpool::bind_cluster_replay(m);
   kvpool::bind_layers(m);
   kvpool::bind_pinned(m);
   kvpool::bind_ssd_scan(m);
@@ -21,6 +22,7 @@ NB_MODULE(_core, m) {
   kvpool::bind_observe(m);
   kvpool::bind_space(m);
   kvpool::bind_server(m);
+  kvpool::bind_cluster(m);
   kvpool::bind_remote(m);
   kvpool::bind_staged(m);
   kvpool::bind_copy_floor(m);

@@ -179,6 +179,21 @@ void add_pool_stats(const NodeStats& s, Stats& d) {
   d["tau_s"] = s.policy.tau_s;
 }
 
+// What other members of a cluster were asked for.
+void add_far_stats(const NodeStats& s, Stats& d) {
+  const auto add = [&](const char* name, std::uint64_t value) { d[name] = value; };
+  add("far_fetches", s.far.fetches);
+  add("far_joined", s.far.joined);
+  add("far_blocks", s.far.blocks);
+  add("far_bytes", s.far.bytes);
+  add("far_kept", s.far.kept);
+  add("far_aside", s.far.aside);
+  add("far_too_cold", s.far.too_cold);
+  add("far_missed", s.far.missed);
+  add("far_timed_out", s.far.timed_out);
+  add("far_fetching", s.far_fetching);
+}
+
 // The names are there without a tier too, so that a dashboard needs no case for it.
 void add_ssd_stats(const NodeStats& s, Stats& d) {
   const auto add = [&](const char* name, std::uint64_t value) { d[name] = value; };
@@ -308,6 +323,7 @@ Stats stats(const NodeHandle& node) {
   }
   Stats d;
   add_pool_stats(stats, d);
+  add_far_stats(stats, d);
   add_ssd_stats(stats, d);
   return d;
 }
@@ -325,12 +341,14 @@ Stats traffic_of(const SpaceTraffic& space) {
   d["lookup_blocks"] = t.lookup_blocks;
   d["lookup_dram"] = t.lookup_dram;
   d["lookup_ssd"] = t.lookup_ssd;
+  d["lookup_remote"] = t.lookup_remote;
   d["lookup_missed"] = t.lookup_missed;
   d["lookup_behind"] = t.lookup_behind;
   d["gets"] = t.gets;
   d["get_blocks"] = t.get_blocks;
   d["loaded_dram"] = t.loaded_dram;
   d["loaded_ssd"] = t.loaded_ssd;
+  d["loaded_remote"] = t.loaded_remote;
   d["views"] = t.views;
   d["view_blocks"] = t.view_blocks;
   d["missed"] = std::vector<std::uint64_t>(t.missed.begin(), t.missed.end());
@@ -450,11 +468,10 @@ void bind_node(nb::module_& m) {
       .def("stats", &stats)
       .def("traffic", &traffic,
            "What was asked of each namespace and what became of it, through all channels; by\n"
-           "number. Blocks: lookup_blocks = lookup_dram + lookup_ssd + lookup_missed +\n"
-           "lookup_behind; get_blocks = loaded_dram + loaded_ssd + sum(missed), by Miss, of gets\n"
-           "and views; put_blocks = sum(put_status), by Reason (1: present). A drop leaves all of "
-           "it\n"
-           "as it is. Releases the GIL; about 1 us a namespace.")
+           "number. Blocks: lookup_blocks = lookup_dram + lookup_ssd + lookup_remote +\n"
+           "lookup_missed + lookup_behind; get_blocks = loaded_dram + loaded_ssd + loaded_remote\n"
+           "+ sum(missed), by Miss, of gets and views; put_blocks = sum(put_status), by Reason\n"
+           "(1: present). A drop leaves all as it is. Releases the GIL; about 1 us a namespace.")
       .def("settle", &settle, "timeout_s"_a.none(),
            "Wait until the node's thread has nothing left to do; False at the timeout.")
       .def("check", &check, "Abort the process if the books do not add up. For tests; O(blocks).");

@@ -1,13 +1,11 @@
 // Trace replay for Python: many policies and capacities fed by one pass over the requests.
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <cmath>
 #include <memory>
-#include <numeric>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -16,6 +14,7 @@
 
 #include "base/clock.h"
 #include "bindings/gil.h"
+#include "bindings/trace_batch.h"
 #include "policy/policy.h"
 #include "policy/simulator.h"
 
@@ -34,8 +33,6 @@ std::vector<std::string> policy_names() {
   return names;
 }
 
-template <typename T>
-using Column = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Runs = std::vector<std::pair<std::string, std::int64_t>>;
 
 class Replay {
@@ -54,32 +51,15 @@ class Replay {
   Replay(const Replay&) = delete;
   Replay& operator=(const Replay&) = delete;
 
-  // Ids are names: only their equality counts, so a signed one is taken by its bits.
   template <typename Id>
-  void feed(const Column<double>& times_s, const Column<std::uint32_t>& lengths,
-            const Column<Id>& ids) {
+  void feed(const TraceColumn<double>& times_s, const TraceColumn<std::uint32_t>& lengths,
+            const TraceColumn<Id>& ids) {
     check_open();
     const std::span times(times_s.data(), times_s.size());
     const std::span counts(lengths.data(), lengths.size());
-    if (times.size() != counts.size()) {
-      throw nb::value_error(("times_s has " + std::to_string(times.size()) + " requests, lengths " +
-                             std::to_string(counts.size()))
-                                .c_str());
-    }
-    const auto total = std::accumulate(counts.begin(), counts.end(), std::uint64_t{0});
-    if (total != ids.size()) {
-      throw nb::value_error(("lengths add up to " + std::to_string(total) + " blocks, ids has " +
-                             std::to_string(ids.size()))
-                                .c_str());
-    }
-    for (const double time : times) {
-      if (!std::isfinite(time)) throw nb::value_error("times_s must be finite numbers");
-    }
+    check_trace_batch(times, counts, ids.size());
     const GilReleased released;
-    blocks_.clear();
-    for (const Id id : std::span(ids.data(), ids.size())) {
-      blocks_.push_back(names_.intern(static_cast<std::uint64_t>(id)));
-    }
+    intern_all(names_, std::span(ids.data(), ids.size()), blocks_);
     run_all(times, counts);
   }
 

@@ -8,6 +8,7 @@
 #include "bindings/gil.h"
 #include "bindings/handles.h"
 #include "net/server.h"
+#include "tier/descriptor.h"
 
 namespace kvpool {
 namespace {
@@ -27,6 +28,19 @@ ServerHandle create(const NodeHandle& node, const ServerOptions& options) {
             const GilReleased released;
             delete s;
           }};
+}
+
+void add_stream(const ServerHandle& server, std::uint64_t client, int descriptor, bool is_peer,
+                const nb::bytes& node, std::uint64_t incarnation) {
+  HolderName peer{.id = {}, .incarnation = incarnation};
+  if (node.size() != 0 && (node.size() != kHashBytes || !is_peer)) {
+    const Descriptor refused(descriptor);
+    raise_bad_argument("node has " + std::to_string(node.size()) +
+                       " bytes; it must have 16, and is of a peer only");
+  }
+  if (node.size() != 0) peer.id = Hash128::from_bytes(node.c_str());
+  value_or_raise(server->add_stream(client, descriptor,
+                                    is_peer ? StreamKind::peer : StreamKind::client, peer));
 }
 
 using Info = nb::typed<nb::dict, nb::str, nb::int_>;
@@ -124,11 +138,11 @@ void bind_server(nb::module_& m) {
           },
           "client"_a, "Close all connections of a client.")
       .def(
-          "add_stream",
-          [](const ServerHandle& s, std::uint64_t client, int descriptor) {
-            value_or_raise(s->add_stream(client, descriptor));
-          },
-          "client"_a, "descriptor"_a, "The socket is the server's from here on, also on failure.")
+          "add_stream", &add_stream, "client"_a, "descriptor"_a, "is_peer"_a = false,
+          "node"_a = nb::bytes("", 0), "incarnation"_a = 0,
+          "The socket is the server's from here on, also on failure. is_peer: another node, which\n"
+          "has proved that it belongs to the cluster, is at its other end. node, incarnation: as\n"
+          "whom; it may tell in no other name, and without one it may only ask.")
       .def("make_shm", &make_shm, "client"_a, "descriptor"_a,
            "(descriptors to be sent and closed, what the client must know). The socket is the\n"
            "server's from here on, also on failure; start_shm() once the offer was sent.")

@@ -4,7 +4,7 @@
 // Client: Request, keys (16 bytes each), then for a put one Block + payload per key from `skip` on.
 // Node:   for a get, one Block + payload per delivered block; then, for every request, an Answer
 //         and its body (lookup: a tier byte per key; put: a status byte per key; acquire: a
-//         LeasePlace per block). Answers come in the order of the requests.
+//         LeasePlace per block; those of peers: below). Answers come in the order of the requests.
 #pragma once
 #include <bit>
 #include <cstddef>
@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "block/checksum.h"
+#include "block/key.h"
 
 namespace kvpool {
 
@@ -33,26 +34,66 @@ enum class Op : std::uint8_t {
   acquire = 6,  // unix only: leases on places in the mapped arena
   release =
       7,  // keys are not keys but lease numbers, 8 bytes used of 16; unknown ones are passed by
+  // Between nodes alone. `space` is 0; keys of the last three are directory keys.
+  find_space = 8,  // keys are ids of namespaces; a FoundSpace per key
+  publish = 9,     // an Announcement comes before the keys
+  withdraw = 10,   // so it does here
+  locate = 11,     // LocatedHead, HolderNames, then kHoldersPerKey indexes of 2 bytes per key
+  // 12 is kept for leases on memory that a peer reads by itself.
+  pull = 13,  // a PullHead comes before the keys; the answer's body is a PullAnswer
 };
+constexpr bool is_known(Op op) { return (op >= Op::lookup && op <= Op::locate) || op == Op::pull; }
+constexpr bool is_of_peers(Op op) { return op >= Op::find_space; }
+// What another node may ask: it reads, and changes nothing but what it told itself.
+constexpr bool is_for_peers(Op op) { return op == Op::lookup || op == Op::get || is_of_peers(op); }
+constexpr bool has_announcement(Op op) { return op == Op::publish || op == Op::withdraw; }
 
 struct Request {
   std::uint32_t magic = kRequestMagic;
   std::uint8_t version = kFrameVersion;
   Op op{};
-  std::uint16_t flags = 0;  // put: kHasParent; lookup: kIsPart
+  std::uint16_t flags = 0;  // see flags_of()
   std::uint64_t id = 0;     // comes back in the answer
   std::uint32_t space = 0;  // the node's number of the namespace
-  std::uint32_t count = 0;  // keys, 1..kKeysPerRequest; with kHasParent one more key comes first
-  std::uint32_t skip = 0;   // put: so many leading blocks bring no payload
+  // Keys, 1..kKeysPerRequest; with kHasParent one more key comes first. With kFresh also 0.
+  std::uint32_t count = 0;
+  std::uint32_t skip = 0;  // put: so many leading blocks bring no payload
   std::uint32_t deadline_ms = 0;
 };
 inline constexpr std::uint16_t kHasParent = 1;
 // A lookup that its client makes for another call's sake: no lookup in the node's traffic.
 inline constexpr std::uint16_t kIsPart = 2;
+// What this node has by itself: it asks no other for the rest. Peers are answered so in any case.
+inline constexpr std::uint16_t kHereOnly = 4;
+// A publish before which all that is known of its sender is forgotten.
+inline constexpr std::uint16_t kFresh = 8;
+// A pull of blocks that nobody will have when its sender is gone.
+inline constexpr std::uint16_t kLastCopies = 16;
 constexpr std::uint16_t flags_of(Op op) {
-  return op == Op::put ? kHasParent : op == Op::lookup ? kIsPart : std::uint16_t{0};
+  switch (op) {
+    case Op::put:
+      return kHasParent;
+    case Op::lookup:
+      return kIsPart | kHereOnly;
+    case Op::get:
+      return kHereOnly;
+    case Op::publish:
+      return kFresh;
+    case Op::pull:
+      return kLastCopies;
+    default:
+      return 0;
+  }
 }
 static_assert(sizeof(Request) == 32);
+
+// How much a member has to do, told along with its answers to others; zero: it does not say.
+struct MemberLoad {
+  std::uint32_t served_kib_s = 0;  // bytes that it sends, over the last seconds
+  std::uint16_t taken = 0;         // of its DRAM, in 1/65,535
+  std::uint16_t is_told = 0;       // 1: the two above are
+};
+static_assert(sizeof(MemberLoad) == 8);
 
 struct Answer {
   std::uint32_t magic = kAnswerMagic;
@@ -63,7 +104,7 @@ struct Answer {
   std::uint64_t id = 0;
   std::uint32_t count = 0;       // blocks found, delivered, removed, or statuses
   std::uint32_t body_bytes = 0;  // that follow
-  std::uint64_t reserved = 0;
+  MemberLoad load{};             // publish, withdraw, locate, pull
 };
 static_assert(sizeof(Answer) == 32);
 
@@ -71,7 +112,10 @@ enum class Refusal : std::uint8_t {
   none = 0,
   no_space = 1,  // no namespace of that number: the node began another life, ask again by manifest
   draining = 2,
-  not_here = 3,  // this op is not for this kind of connection
+  not_here = 3,  // this op is not for this kind of connection, or this node is no member
+  gap = 4,       // publish, withdraw: batches are missing before it; tell all anew, with kFresh
+  stale = 5,     // publish, withdraw: a newer life of this member is known
+  full = 6,      // publish, withdraw: no place for one more member just now
 };
 
 // In front of every payload, in both directions.
@@ -101,6 +145,65 @@ struct LeasePlace {
   std::uint64_t bytes = 0;
 };
 static_assert(sizeof(LeasePlace) == 24);
+
+// --- between nodes -------------------------------------------------------------------------------
+
+struct Announcement {
+  Hash128 node;                   // id of the member that has, or had, the blocks
+  std::uint64_t incarnation = 0;  // its life; a later one has a larger number
+  // One more than in the batch before, to the same member; with kFresh any larger one. A batch that
+  // got no answer is sent again as it was.
+  std::uint64_t sequence = 0;
+};
+static_assert(sizeof(Announcement) == 32);
+
+struct FoundSpace {
+  std::uint32_t number = 0;
+  std::uint32_t block_bytes = 0;  // 0: there is none of this id
+};
+static_assert(sizeof(FoundSpace) == 8);
+
+// Whoever sends it has the blocks and asks the receiver to fetch them, from whom it likes. The same
+// request with the same number asks how far that is.
+struct PullHead {
+  Hash128 space;             // id of the namespace
+  Hash128 from;              // id of the member that asks
+  Hash128 before{};          // key of the block before the first; zero: not known
+  std::uint64_t number = 0;  // of the sender's request, to be told from those before it
+  std::uint32_t block_bytes = 0;
+  std::uint32_t heat_milli = 0;  // of the coldest of the blocks, at the sender
+};
+static_assert(sizeof(PullHead) == 64);
+
+enum class Pulling : std::uint8_t {
+  over = 0,      // nothing is under way: `here` of the blocks are here
+  working = 1,   // `left` are still to be fetched
+  busy = 2,      // others are fetched first: ask again later
+  too_cold = 3,  // colder than what would go for them
+  no_room = 4,
+  refused = 5,  // it leaves itself, or cannot have this namespace
+};
+
+struct PullAnswer {
+  std::uint32_t here = 0, left = 0;  // blocks
+  Pulling state = Pulling::over;
+  std::uint8_t reserved[7] = {};
+};
+static_assert(sizeof(PullAnswer) == 16);
+
+inline constexpr std::size_t kHoldersPerKey = 4;
+inline constexpr std::uint16_t kNoHolder = 0xffff;
+struct LocatedHead {
+  std::uint16_t names = 0;  // HolderNames that follow
+  std::uint16_t reserved[3] = {};
+};
+static_assert(sizeof(LocatedHead) == 8);
+struct HolderName {
+  Hash128 id;
+  std::uint64_t incarnation = 0;
+  friend bool operator==(const HolderName&, const HolderName&) = default;
+};
+static_assert(sizeof(HolderName) == 24);
 
 static_assert(std::is_trivially_copyable_v<Request> && std::is_trivially_copyable_v<Answer> &&
               std::is_trivially_copyable_v<Block>);

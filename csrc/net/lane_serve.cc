@@ -120,13 +120,19 @@ bool LaneServe::put(const LaneRequest& request) {
   return true;
 }
 
+// Some of the time is for the way of the bytes through the ring.
+Reach LaneServe::reach_of(const LaneRequest& request) {
+  const auto now = std::chrono::steady_clock::now();
+  return Reach::by(now + (request.deadline - now) / 4 * 3);
+}
+
 bool LaneServe::get(const LaneRequest& request) {
   const std::uint64_t block_bytes = request.space->block_bytes;
   LaneSink sink(host_, lane_, request);
   Loaded loaded{.why = Miss::limited};
   // Its client has just seen these blocks, so what it asks for is what it gets.
   if (host_.books.gets.admit(request.keys.size() * block_bytes))
-    host_.node.get_part(*request.space, request.keys, sink, loaded);
+    host_.node.get_part(*request.space, request.keys, sink, loaded, reach_of(request));
   request.space->traffic->count_get(request.keys.size(), loaded);
   host_.client->count_get(loaded, block_bytes);
   if (sink.is_garbage()) return false;

@@ -32,6 +32,7 @@ class LaneServe {
   bool read_window(LaneRequest& request, bool has_parent, Hash128* keys);
   bool put(const LaneRequest& request);
   bool get(const LaneRequest& request);
+  static Reach reach_of(const LaneRequest& request);
   void answer(std::uint64_t number, Refusal refused);
   bool garbage(const char* why) {
     why_ = why;

@@ -50,9 +50,7 @@ class LocalRoom final : public Room {
 
 std::size_t LocalChannel::lookup(const Space& space, std::span<const Hash128> keys,
                                  std::uint8_t* tiers, Miss& why) {
-  const std::size_t present = node_->lookup(*space.local, keys, tiers);
-  why = present < keys.size() ? Miss::absent : Miss::none;
-  return present;
+  return node_->lookup(*space.local, keys, tiers, {}, &why);
 }
 
 std::size_t LocalChannel::get(const Space& space, std::span<const Hash128> keys, BlockSink& sink,

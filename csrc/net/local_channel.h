@@ -12,6 +12,7 @@ class LocalChannel final : public Channel {
 
   bool is_forked() const override { return node_->is_forked(); }
   bool is_closed() const override { return node_->is_closed(); }
+  bool looks_up_at_once() const override { return !node_->has_elsewhere(); }
   std::size_t lookup(const Space& space, std::span<const Hash128> keys, std::uint8_t* tiers,
                      Miss& why) override;
   std::size_t get(const Space& space, std::span<const Hash128> keys, BlockSink& sink,

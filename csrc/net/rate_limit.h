@@ -10,6 +10,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <limits>
 
 namespace kvpool {
 
@@ -39,19 +40,33 @@ class RateLimit {
 
   // False: over the limit; nothing is taken.
   bool admit(std::uint64_t bytes, Time now = std::chrono::steady_clock::now()) {
+    return take(bytes, now, kBucketNs);
+  }
+  // Whether anything would be admitted.
+  bool has_room(Time now = std::chrono::steady_clock::now()) const {
+    return bytes_per_s() == 0 ||
+           full_at_ns_.load(std::memory_order_relaxed) - ns_of(now) < kBucketNs;
+  }
+  // What went out before its size was known: over the limit or not, it is owed.
+  void charge(std::uint64_t bytes, Time now = std::chrono::steady_clock::now()) {
+    take(bytes, now, std::numeric_limits<std::int64_t>::max());
+  }
+
+ private:
+  // False: what is owed takes `owed_max` or longer to be paid off.
+  bool take(std::uint64_t bytes, Time now, std::int64_t owed_max) {
     const std::uint64_t rate = bytes_per_s();
     if (rate == 0 || bytes == 0) return true;
     const std::int64_t at = ns_of(now);
     std::int64_t full = full_at_ns_.load(std::memory_order_relaxed);
     std::int64_t taken = 0;
     do {
-      if (full - at >= kBucketNs) return false;
+      if (full - at >= owed_max) return false;
       taken = std::max(full, at) + ns_for(static_cast<double>(bytes), rate);
     } while (!full_at_ns_.compare_exchange_weak(full, taken, std::memory_order_relaxed));
     return true;
   }
 
- private:
   static constexpr std::int64_t kBucketNs = 1'000'000'000;
   // No debt is longer: else one large call at a rate of a byte would be owed for years.
   static constexpr double kDebtMaxNs = 3600e9;

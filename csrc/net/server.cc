@@ -50,19 +50,25 @@ void Server::drop_client(std::uint64_t client) {
   impl_->reactor->drop(client);
 }
 
-Result<void> Server::add_stream(std::uint64_t client, int descriptor) {
+Result<void> Server::add_stream(std::uint64_t client, int descriptor, StreamKind kind,
+                                const HolderName& peer) {
   Descriptor socket(descriptor);
   const auto books = impl_->books_of(client);
   if (!books) return fail(Code::refused, "there is no client of this number (any more)");
   bool is_unix = false;
   if (auto ready = prepare_stream(socket.get(), is_unix); !ready) return ready;
-  auto stream = std::make_shared<StreamServe>(
-      std::move(socket), is_unix,
-      StreamServe::Host{*impl_->node, impl_->options, impl_->books, books});
+  auto stream =
+      std::make_shared<StreamServe>(std::move(socket), is_unix,
+                                    StreamServe::Host{*impl_->node, impl_->options, impl_->books,
+                                                      books, impl_->directory, kind, peer});
   auto added = impl_->reactor->add(client, {std::move(stream)});
   // Dropped in between: then nobody else will close this stream.
   if (added && !impl_->books_of(client)) impl_->reactor->drop(client);
   return added;
+}
+
+void Server::set_directory(std::shared_ptr<DirectoryService> directory) {
+  impl_->directory.set(std::move(directory));
 }
 
 ServerStats Server::stats() const {

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "net/channel.h"
+#include "net/frame.h"
 #include "net/lease_ages.h"
 
 namespace kvpool {
@@ -59,6 +60,11 @@ struct ShmOffer {
   std::uint64_t staging_bytes = 0, arena_bytes = 0, index_bytes = 0, pin_bytes = 0;
 };
 
+class DirectoryService;
+
+// Who is at the other end: what it may ask follows from that.
+enum class StreamKind : std::uint8_t { client, peer };
+
 class Server {
  public:
   static Result<std::unique_ptr<Server>> create(std::shared_ptr<Node> node,
@@ -70,10 +76,17 @@ class Server {
   std::uint64_t add_client();
   void drop_client(std::uint64_t client);  // closes all its connections
   // Both take the descriptor over, also when they fail. It speaks frames / is watched for its end.
-  Result<void> add_stream(std::uint64_t client, int descriptor);
+  // `peer`: which member, in which life, is at the other end; it may tell in no other name, and
+  // without one it may only ask.
+  Result<void> add_stream(std::uint64_t client, int descriptor,
+                          StreamKind kind = StreamKind::client, const HolderName& peer = {});
   Result<ShmOffer> make_shm(std::uint64_t client, int descriptor);
   // After the offer was sent.
   void start_shm(std::uint64_t client);
+
+  // What peers are answered from; nullptr: they are refused. Requests under way keep the one that
+  // they began with.
+  void set_directory(std::shared_ptr<DirectoryService> directory);
 
   ServerStats stats() const;
   // Those that there are now, by number. Takes about a microsecond for each.

@@ -3,6 +3,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "net/directory_service.h"
 #include "net/reactor.h"
 #include "net/server.h"
 #include "net/source.h"
@@ -34,6 +35,7 @@ struct Server::Impl {
   const std::shared_ptr<Node> node;
   const ServerOptions options;
   ServerBooks books;
+  DirectoryDoor directory;
   std::mutex mutex;  // guards the fields below
   std::unordered_map<std::uint64_t, Client> clients;
   std::uint64_t next_client = 1;

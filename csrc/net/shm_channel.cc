@@ -73,9 +73,21 @@ std::size_t ShmChannel::lookup(const Space& space, std::span<const Hash128> keys
     return 0;
   }
   const Looked looked = use.reader().look(keys, use.incarnation, tiers);
+  const bool is_all = looked.present == keys.size();
+  if (!is_all && by_request_ && use.client->asks_elsewhere()) {
+    // The node counts what it is asked.
+    if (looked.present > 0) count_lookup(use, looked.present, looked);
+    return looked.present + by_request_->lookup(space, keys.subspan(looked.present),
+                                                tiers ? tiers + looked.present : nullptr, why);
+  }
   count_lookup(use, keys.size(), looked);
-  if (looked.present == keys.size()) why = Miss::none;
+  if (is_all) why = Miss::none;
   return looked.present;
+}
+
+bool ShmChannel::looks_up_at_once() const {
+  const std::lock_guard lock(mutex_);
+  return client_ == nullptr || !client_->asks_elsewhere();
 }
 
 std::size_t ShmChannel::look(const Space& space, std::span<const Hash128> keys) const {

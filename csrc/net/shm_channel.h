@@ -63,6 +63,7 @@ class ShmChannel final : public Channel {
 
   bool is_forked() const override { return fork_guard_.is_child(); }
   bool is_closed() const override { return closed_.load(std::memory_order_acquire); }
+  bool looks_up_at_once() const override;
   std::size_t lookup(const Space& space, std::span<const Hash128> keys, std::uint8_t* tiers,
                      Miss& why) override;
   std::size_t get(const Space& space, std::span<const Hash128> keys, BlockSink& sink,

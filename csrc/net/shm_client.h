@@ -49,6 +49,10 @@ class ShmClient {
     if (number >= kNamespacesMax) return 0;
     return static_cast<std::uint32_t>(view_.incarnation(number).load(std::memory_order_acquire));
   }
+  // Whether what is not on this node may be had by asking it.
+  bool asks_elsewhere() const {
+    return view_.header().asks_elsewhere.load(std::memory_order_acquire) != 0;
+  }
   const std::byte* arena() const { return view_.arena; }
   std::uint64_t arena_bytes() const { return arena_.bytes(); }
   ClientPage& page() { return *page_; }

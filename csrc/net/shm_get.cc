@@ -34,11 +34,14 @@ Got get_in_place(const ShmUse& use, const Hash128& key, std::size_t index, Block
   return get_pinned(use, key, index, sink, found);
 }
 
-// Leading blocks that lie on the SSD alone: those behind them are copied in place again.
-std::size_t ssd_run(const ShmUse& use, std::span<const Hash128> keys) {
+// Leading blocks that lie on the SSD alone, or are not here at all: those behind them are copied in
+// place again.
+std::size_t run_of_node(const ShmUse& use, std::span<const Hash128> keys, Got first) {
   std::size_t run = 1;
-  for (Found found; run < keys.size(); ++run)
-    if (!use.find(keys[run], found) || (found.tier & kTierDram) != 0) break;
+  for (Found found; run < keys.size(); ++run) {
+    const bool is_here = use.find(keys[run], found);
+    if (is_here != (first == Got::on_ssd) || (is_here && (found.tier & kTierDram) != 0)) break;
+  }
   return run;
 }
 
@@ -101,11 +104,9 @@ Miss miss_of(const ShmUse& use, const LaneCall& call) {
       return call.miss() == Miss::none ? Miss::moved : call.miss();
     case Refusal::no_space:
       return Miss::absent;
-    case Refusal::draining:
-    case Refusal::not_here:
-      break;
+    default:
+      return Miss::disconnected;
   }
-  return Miss::disconnected;
 }
 
 }  // namespace
@@ -151,7 +152,8 @@ std::size_t ShmChannel::get(const Space& space, std::span<const Hash128> keys, B
       use.reader().prefetch(keys.subspan(done, std::min(IndexReader::kGroup, keys.size() - done)),
                             use.incarnation);
     const Got got = get_in_place(use, keys[done], done, sink, all[done]);
-    if (got == Got::absent || got == Got::moved) {
+    const bool is_far = got == Got::absent && use.incarnation != 0 && use.client->asks_elsewhere();
+    if ((got == Got::absent && !is_far) || got == Got::moved) {
       why = got == Got::absent ? Miss::absent : Miss::moved;
       break;
     }
@@ -160,7 +162,7 @@ std::size_t ShmChannel::get(const Space& space, std::span<const Hash128> keys, B
       continue;
     }
     const auto rest = keys.subspan(done);
-    const std::size_t run = got == Got::on_ssd ? ssd_run(use, rest) : 1;
+    const std::size_t run = got == Got::on_ssd || is_far ? run_of_node(use, rest, got) : 1;
     const LaneGot fetched = get_by_lane(use, rest.first(run), done, sink);
     std::fill_n(all + done, fetched.delivered, Found{});  // the node touched these
     done += fetched.delivered;

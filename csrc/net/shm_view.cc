@@ -125,7 +125,8 @@ std::unique_ptr<Pins> ShmChannel::acquire(const Space& space, std::span<const Ha
   if (done == keys.size()) why = Miss::none;
   report_touches(*use.client, pins->found);
   std::size_t by_node = 0;
-  if (why != Miss::none && why != Miss::absent && by_request_)
+  const bool is_here = why != Miss::absent || use.client->asks_elsewhere();
+  if (why != Miss::none && is_here && by_request_)
     by_node = pins->add_leases(use, keys.subspan(done), *by_request_, why);
   // Where the node gave all it was asked for, the one that is missing is behind those.
   const bool is_first = pins->places.size() >= done + by_node;

@@ -34,8 +34,9 @@ Request StreamClient::head_of(const Ask& ask) {
   const auto ms = std::clamp<std::int64_t>(left, 1, kDeadlineMaxMs);
   const auto flag = [](bool is_set, std::uint16_t bit) { return is_set ? bit : std::uint16_t{0}; };
   return {.op = ask.op,
-          .flags = static_cast<std::uint16_t>(flag(ask.parent != nullptr, kHasParent) |
-                                              flag(ask.is_part, kIsPart)),
+          .flags = static_cast<std::uint16_t>(
+              flag(ask.parent != nullptr, kHasParent) | flag(ask.is_part, kIsPart) |
+              flag(ask.is_fresh, kFresh) | flag(ask.are_last, kLastCopies)),
           .id = next_id_++,
           .space = ask.space,
           .count = static_cast<std::uint32_t>(ask.keys.size()),
@@ -45,8 +46,11 @@ Request StreamClient::head_of(const Ask& ask) {
 
 Io StreamClient::send_request(const Ask& ask, Request& head) {
   head = head_of(ask);
-  std::array<iovec, 2> pieces{iovec{&head, sizeof head},
-                              iovec{const_cast<Hash128*>(ask.keys.data()), ask.keys.size_bytes()}};
+  std::array<iovec, 4> pieces{
+      iovec{&head, sizeof head},
+      iovec{const_cast<Announcement*>(ask.from), ask.from != nullptr ? sizeof *ask.from : 0},
+      iovec{const_cast<PullHead*>(ask.pull), ask.pull != nullptr ? sizeof *ask.pull : 0},
+      iovec{const_cast<Hash128*>(ask.keys.data()), ask.keys.size_bytes()}};
   std::uint64_t moved = 0;
   return send_all(socket_.get(), pieces, until(ask.deadline), moved);
 }
@@ -80,7 +84,8 @@ StreamClient::Reply StreamClient::take_answer(const Request& head, std::span<std
           .refusal = refusal,
           .why = static_cast<Miss>(answer.miss),
           .count = answer.count,
-          .body_bytes = answer.body_bytes};
+          .body_bytes = answer.body_bytes,
+          .load = answer.load};
 }
 
 StreamClient::Reply StreamClient::request(const Ask& ask, std::span<std::byte> body,

@@ -30,7 +30,11 @@ class StreamClient {
     const Hash128* parent = nullptr;
     std::uint32_t skip = 0;
     Deadline deadline;
-    bool is_part = false;  // kIsPart
+    bool is_part = false;                // kIsPart
+    const Announcement* from = nullptr;  // publish, withdraw
+    bool is_fresh = false;               // kFresh
+    const PullHead* pull = nullptr;      // pull
+    bool are_last = false;               // kLastCopies
   };
   struct Reply {
     // Not done: all below says nothing, and the stream is ended, unless it was late to begin with.
@@ -39,6 +43,7 @@ class StreamClient {
     Miss why = Miss::none;
     std::size_t count = 0;
     std::size_t body_bytes = 0;
+    MemberLoad load{};
 
     bool is_good() const { return how == Io::done && refusal == Refusal::none; }
     // Why there is no answer to work with.

@@ -151,6 +151,7 @@ void StreamFetch::end_payload() {
   const bool is_own = !own_.empty() && place >= own_.data() && place < own_.data() + own_.size();
   if (is_own && !sink_.deliver_whole(first_ + delivered_, {place, block_bytes_}))
     return give_up(Miss::moved);
+  if (!is_own) sink_.arrived(first_ + delivered_, sum_);
   in_payload_ = false;
   head_bytes_ = 0;
   ++delivered_;

@@ -13,7 +13,12 @@ Result<std::unique_ptr<StreamPool>> StreamPool::create() {
   return std::unique_ptr<StreamPool>(new StreamPool(std::move(changed)));
 }
 
+std::unique_ptr<StreamPool> StreamPool::make_unwatched() {
+  return std::unique_ptr<StreamPool>(new StreamPool(Descriptor()));
+}
+
 void StreamPool::tell_changed() {
+  if (!changed_.is_open()) return;
   const std::uint64_t one = 1;
   [[maybe_unused]] const ssize_t told = write(changed_.get(), &one, sizeof one);  // full: is told
 }
@@ -57,6 +62,13 @@ void StreamPool::forget_dead() {
   if (std::erase_if(all_, is_dead) == 0) return;
   if (all_.empty()) free_.notify_all();  // nothing to wait for any more
   tell_changed();
+}
+
+void StreamPool::end_closed() {
+  const Lock lock(mutex_);
+  for (const auto& stream : idle_)
+    if (is_peer_gone(stream->descriptor())) stream->abandon();
+  forget_dead();
 }
 
 StreamPool::Loan StreamPool::borrow(std::size_t wanted, Deadline deadline, bool& late) {

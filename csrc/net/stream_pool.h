@@ -36,6 +36,8 @@ class StreamPool {
   };
 
   static Result<std::unique_ptr<StreamPool>> create();
+  // Without a descriptor of its own: not for wait_lost().
+  static std::unique_ptr<StreamPool> make_unwatched();
   ~StreamPool() { close(); }
   StreamPool(const StreamPool&) = delete;
   StreamPool& operator=(const StreamPool&) = delete;
@@ -48,6 +50,8 @@ class StreamPool {
   // From 1 to `wanted`, without waiting for more than the first; empty: none lives, or the deadline
   // came before one was free (`late`).
   Loan borrow(std::size_t wanted, Deadline deadline, bool& late);
+  // Of those that nobody uses, the ones whose other side has closed.
+  void end_closed();
   // Without waiting.
   Loan try_borrow() { return lend_now(); }
   // Of the same node as when life() was asked; empty if there is another by now.
@@ -69,7 +73,7 @@ class StreamPool {
   void forget_dead();  // under the lock
   void tell_changed();
 
-  const Descriptor changed_;  // eventfd: wakes wait_lost()
+  const Descriptor changed_;  // eventfd: wakes wait_lost(); not open: nobody waits
   mutable std::mutex mutex_;  // guards all below
   std::condition_variable free_;
   Streams all_, idle_;

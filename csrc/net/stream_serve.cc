@@ -19,8 +19,20 @@ using std::chrono::steady_clock;
 constexpr std::size_t kHeadBytes = 4096;
 constexpr std::size_t kRoomKept = 16 << 10;
 
-std::size_t keys_in(const Request& head) {
-  return head.count + ((head.flags & kHasParent) != 0 ? 1u : 0u);
+constexpr std::size_t kKeysOfAnnouncement = sizeof(Announcement) / kHashBytes;
+constexpr std::size_t kKeysOfPull = sizeof(PullHead) / kHashBytes;
+
+// What comes in front of the keys, in keys.
+std::size_t keys_before(const Request& head) {
+  if (has_announcement(head.op)) return kKeysOfAnnouncement;
+  if (head.op == Op::pull) return kKeysOfPull;
+  return (head.flags & kHasParent) != 0 ? 1 : 0;
+}
+
+std::size_t keys_in(const Request& head) { return head.count + keys_before(head); }
+
+bool may_be_empty(const Request& head) {
+  return head.op == Op::publish && (head.flags & kFresh) != 0;
 }
 
 }  // namespace
@@ -102,12 +114,14 @@ bool StreamServe::check(const Request& head) {
   if (head.magic != kRequestMagic) return garbage("what is not a request");
   if (head.version != kFrameVersion)
     return garbage("a request of version " + std::to_string(head.version));
-  if (head.op < Op::lookup || head.op > Op::release)
+  if (!is_known(head.op))
     return garbage("a request of unknown kind " + std::to_string(static_cast<int>(head.op)));
   if ((head.flags & ~flags_of(head.op)) != 0) return garbage("a request with unknown flags");
-  if (head.count == 0 || head.count > kKeysPerRequest)
+  if ((head.count == 0 && !may_be_empty(head)) || head.count > kKeysPerRequest)
     return garbage("a request of " + std::to_string(head.count) + " keys");
   if (head.skip > (is_put ? head.count : 0)) return garbage("a request that skips too much");
+  if (is_of_peers(head.op) && head.space != 0)
+    return garbage("a request between nodes that names a namespace");
   if (head.deadline_ms > kDeadlineMaxMs) return garbage("a request with too late a deadline");
   return true;
 }
@@ -115,15 +129,22 @@ bool StreamServe::check(const Request& head) {
 bool StreamServe::serve(const Request& head, const std::byte* keys) {
   keys_.resize(keys_in(head));
   std::memcpy(keys_.data(), keys, keys_.size() * kHashBytes);
-  const bool has_parent = (head.flags & kHasParent) != 0;
+  const std::size_t before = keys_before(head);
   milliseconds limit(head.deadline_ms);
   if (limit == milliseconds(0)) limit = host_.options.request_max;
   if (head.op != Op::wait) limit = std::min(limit, host_.options.request_max);
-  const Call call{.head = head,
-                  .space = host_.node.space(head.space),
-                  .keys = std::span(keys_).subspan(has_parent ? 1 : 0),
-                  .parent = has_parent ? keys_.data() : nullptr,
-                  .patience = {steady_clock::now() + limit, host_.options.stall_max}};
+  Call call{.head = head,
+            .space = is_of_peers(head.op) ? nullptr : host_.node.space(head.space),
+            .keys = std::span(keys_).subspan(before),
+            .parent = (head.flags & kHasParent) != 0 ? keys_.data() : nullptr,
+            .is_here_only = host_.kind == StreamKind::peer || (head.flags & kHereOnly) != 0,
+            .from = {},
+            .pull = {},
+            .patience = {steady_clock::now() + limit, host_.options.stall_max}};
+  if (has_announcement(head.op))
+    std::memcpy(static_cast<void*>(&call.from), keys_.data(), sizeof call.from);
+  if (head.op == Op::pull)
+    std::memcpy(static_cast<void*>(&call.pull), keys_.data(), sizeof call.pull);
   host_.books.requests.fetch_add(1, std::memory_order_relaxed);
   host_.client->requests.fetch_add(1, std::memory_order_relaxed);
   return dispatch(call);
@@ -134,6 +155,9 @@ Refusal StreamServe::refusal_of(const Call& call) const {
   const bool leases = call.head.op == Op::acquire || call.head.op == Op::release;
   if (leases && (!is_unix_ || !host_.client->has_shm.load(std::memory_order_acquire)))
     return Refusal::not_here;
+  const bool is_peer = host_.kind == StreamKind::peer;
+  if (is_peer ? !is_for_peers(call.head.op) : is_of_peers(call.head.op)) return Refusal::not_here;
+  if (is_of_peers(call.head.op)) return Refusal::none;
   if (call.space == nullptr && call.head.op != Op::release) return Refusal::no_space;
   return Refusal::none;
 }
@@ -157,19 +181,30 @@ bool StreamServe::dispatch(const Call& call) {
       return acquire(call);
     case Op::release:
       return release(call);
+    case Op::find_space:
+    case Op::publish:
+    case Op::withdraw:
+    case Op::locate:
+    case Op::pull:
+      return serve_peer(call);
     case Op::put:
       break;
   }
   return false;  // not reached: check() knows all of them
 }
 
+Reach StreamServe::reach_of(const Call& call) {
+  return call.is_here_only ? Reach::here() : Reach::by(call.patience.deadline);
+}
+
 bool StreamServe::lookup(const Call& call) {
   std::vector<std::uint8_t> tiers(call.keys.size());
-  const Looked looked = host_.node.look(*call.space, call.keys, tiers.data());
+  Miss why{};
+  const Looked looked =
+      host_.node.look_far(*call.space, call.keys, tiers.data(), reach_of(call), why);
   if ((call.head.flags & kIsPart) == 0) call.space->traffic->count_lookup(call.keys.size(), looked);
-  return answer(call, {.count = looked.present,
-                       .why = looked.present < call.keys.size() ? Miss::absent : Miss::none,
-                       .body = std::as_bytes(std::span(tiers))});
+  return answer(call,
+                {.count = looked.present, .why = why, .body = std::as_bytes(std::span(tiers))});
 }
 
 bool StreamServe::wait(const Call& call) {
@@ -219,7 +254,8 @@ Answer StreamServe::answer_head(const Call& call, const Reply& reply) {
           .failed = static_cast<std::uint8_t>(reply.refusal),
           .id = call.head.id,
           .count = static_cast<std::uint32_t>(reply.count),
-          .body_bytes = static_cast<std::uint32_t>(reply.body.size())};
+          .body_bytes = static_cast<std::uint32_t>(reply.body.size()),
+          .load = reply.load};
 }
 
 bool StreamServe::answer(const Call& call, const Reply& reply) {

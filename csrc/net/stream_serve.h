@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "net/directory_service.h"
 #include "net/frame.h"
 #include "net/server.h"
 #include "net/socket_io.h"
@@ -28,6 +29,9 @@ class StreamServe final : public Source {
     const ServerOptions& options;
     ServerBooks& books;
     std::shared_ptr<ClientBooks> client;
+    const DirectoryDoor& directory;
+    StreamKind kind;
+    HolderName peer;  // of a peer: in whose name alone it may tell
   };
   StreamServe(Descriptor socket, bool is_unix, Host host);
   ~StreamServe() override;
@@ -43,6 +47,9 @@ class StreamServe final : public Source {
     Namespace* space = nullptr;  // nullptr: there is none of that number
     std::span<const Hash128> keys;
     const Hash128* parent = nullptr;
+    bool is_here_only = false;  // lookup, get: no other node is asked
+    Announcement from;          // publish, withdraw
+    PullHead pull;              // pull
     Patience patience;
   };
   class CopySender;
@@ -53,6 +60,7 @@ class StreamServe final : public Source {
     Miss why = Miss::none;
     Refusal refusal = Refusal::none;
     std::span<const std::byte> body{};
+    MemberLoad load{};
   };
 
   // All that answer bool: false = this stream is to be closed.
@@ -61,12 +69,20 @@ class StreamServe final : public Source {
   bool serve(const Request& head, const std::byte* keys);
   bool dispatch(const Call& call);
   Refusal refusal_of(const Call& call) const;
+  static Reach reach_of(const Call& call);
   bool lookup(const Call& call);
   bool get(const Call& call);
   bool put(const Call& call);
   bool wait(const Call& call);
   bool acquire(const Call& call);
   bool release(const Call& call);
+
+  // Of peers; stream_serve_peer.cc.
+  bool serve_peer(const Call& call);
+  bool find_spaces(const Call& call);
+  bool tell(const Call& call, DirectoryService& directory);
+  bool locate(const Call& call, DirectoryService& directory);
+  bool pull(const Call& call, DirectoryService& directory);
 
   static Answer answer_head(const Call& call, const Reply& reply);
   bool answer(const Call& call, const Reply& reply);

@@ -1,5 +1,5 @@
 // get: lease a window of blocks -> send them from where they lie -> release. Blocks that lie on the
-// SSD alone go by the node's own choice, DRAM or not, through private memory.
+// SSD alone, or on other nodes, go by the node's own choice, DRAM or not, through private memory.
 #include <algorithm>
 #include <array>
 
@@ -26,6 +26,9 @@ class StreamServe::Delivery {
     if (!is_open_) loaded_.why = Miss::disconnected;
     count();
     if (!is_open_) return false;
+    // Whoever sent a peer here is to know better.
+    if (stream_.host_.kind == StreamKind::peer && loaded_.why == Miss::absent)
+      stream_.host_.node.deny(*call_.space, call_.keys[done_]);
     return stream_.answer(call_, {.count = done_, .why = loaded_.why});
   }
 
@@ -46,7 +49,7 @@ class StreamServe::Delivery {
     const auto window = call_.keys.subspan(done_, window_blocks());
     std::array<std::uint8_t, kWindowBlocks> tiers{};
     const std::size_t found = stream_.host_.node.look(*call_.space, window, tiers.data()).present;
-    if (!stream_.host_.books.gets.admit(found * std::uint64_t{call_.space->block_bytes})) {
+    if (!admit(found)) {
       loaded_.why = Miss::limited;
       return false;
     }
@@ -56,6 +59,13 @@ class StreamServe::Delivery {
     // On the SSD alone; or a lease was not to be had, as in a pool where all else is pinned.
     if (is_open_ && done_ == before) send_copies(window);
     return done_ > before;
+  }
+
+  // What other nodes have is paid for when it is known how much came.
+  bool admit(std::size_t found) {
+    RateLimit& gets = stream_.host_.books.gets;
+    if (found == 0) return call_.is_here_only || gets.has_room();
+    return gets.admit(found * std::uint64_t{call_.space->block_bytes});
   }
 
   std::size_t window_blocks() const {
@@ -83,7 +93,8 @@ class StreamServe::Delivery {
   // `from`: where the blocks came from that go out. Whoever has the answer finds the get counted.
   void flush(const Loaded& from) {
     const Loaded before = loaded_;
-    loaded_ = {loaded_.dram + from.dram, loaded_.ssd + from.ssd, from.why};
+    loaded_ = {loaded_.dram + from.dram, loaded_.ssd + from.ssd, loaded_.remote + from.remote,
+               from.why};
     std::size_t pieces = 2 * added_;
     if (done_ + added_ == call_.keys.size()) {
       answer_ = answer_head(call_, {.count = call_.keys.size()});
@@ -105,7 +116,7 @@ class StreamServe::Delivery {
     std::array<Lease, kWindowBlocks> leases;
     Loaded loaded;
     const std::size_t leased =
-        stream_.host_.node.acquire_part(*call_.space, keys, leases.data(), loaded);
+        stream_.host_.node.acquire_part(*call_.space, keys, leases.data(), loaded, Reach::here());
     if (leased == 0) return;
     const std::byte* arena = stream_.host_.node.arena();
     for (std::size_t i = 0; i < leased; ++i) add(arena + leases[i].offset, leases[i]);
@@ -143,7 +154,7 @@ class StreamServe::CopySender final : public BlockSink {
   bool deliver_whole(std::size_t, std::span<const std::byte> payload) override {
     return delivery_.is_open() &&
            delivery_.send_block(payload.data(), {.sum = checksum(payload.data(), payload.size())},
-                                {.ssd = 1});
+                                from == kTierRemote ? Loaded{.remote = 1} : Loaded{.ssd = 1});
   }
 
  private:
@@ -154,7 +165,8 @@ class StreamServe::CopySender final : public BlockSink {
 void StreamServe::Delivery::send_copies(std::span<const Hash128> keys) {
   CopySender sink(*this);
   Loaded loaded;
-  stream_.host_.node.get_part(*call_.space, keys, sink, loaded);
+  stream_.host_.node.get_part(*call_.space, keys, sink, loaded, reach_of(call_));
+  stream_.host_.books.gets.charge(loaded.remote * std::uint64_t{call_.space->block_bytes});
   loaded_.why = loaded.why;
 }
 

@@ -55,6 +55,8 @@ struct alignas(64) IndexHeader {
   std::uint64_t arena_bytes;
   std::uint64_t salt;  // drawn by each node, so that nobody can choose keys that crowd one bucket
   alignas(64) std::atomic<std::uint64_t> root;  // table version << 8 | log2 of its buckets
+  // Not 0: what is not here may be on other members, and the node asks them if it is asked itself.
+  std::atomic<std::uint64_t> asks_elsewhere;
 };
 static_assert(sizeof(IndexHeader) == 128 && offsetof(IndexHeader, root) == 64);
 

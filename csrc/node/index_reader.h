@@ -26,6 +26,7 @@ struct Found {
 struct Looked {
   std::size_t present = 0;  // leading keys
   std::size_t on_ssd = 0;   // of these, on the SSD alone
+  std::size_t remote = 0;   // of these, on other members alone; not from an index
 };
 
 class IndexReader {

@@ -67,6 +67,11 @@ class Namespaces {
     space.blocks = 0;
   }
 
+  // nullptr: there is none.
+  Namespace* find(const Hash128& id) const {
+    const auto found = by_id_.find(id);
+    return found == by_id_.end() ? nullptr : found->second.get();
+  }
   // nullptr: dropped since.
   Namespace* of(std::uint32_t incarnation) const { return by_incarnation_[incarnation]; }
   // nullptr: there is none.

@@ -79,6 +79,7 @@ void Node::close(Deadline flush_until) {
   {
     Lock lock(mutex_);
     wake_waiters();
+    wake_far();
   }
   for (std::thread& thread : threads) thread.join();
   close_ssd(flush_until);
@@ -188,6 +189,8 @@ NodeStats Node::stats() {
   stats.huge_units = huge_units_.load(std::memory_order_relaxed);
   stats.views = clients_read_.views;
   stats.view_blocks = clients_read_.view_blocks;
+  stats.far = far_counters_;
+  stats.far_fetching = far_.size();
   add_ssd_stats(stats);
   const std::vector<Namespace*> spaces = store_->namespaces().all();
   lock.unlock();

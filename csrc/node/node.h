@@ -5,7 +5,8 @@
 //                                            key while holding a reservation
 // get:  lookup -> copy -> deliver            no lock; the generation decides
 //       lookup -> acquire -> ... -> release  pinned
-//       lookup -> fetch -> deliver           a block that lies on the SSD alone (node_fetch.cc)
+//       lookup -> fetch -> deliver           a block that lies on the SSD alone (node_fetch.cc), or
+//                                            on other members alone (node_elsewhere.cc)
 // ssd:  queue -> write -> commit -> announce the writer's thread, group by group (node_ssd.cc)
 // Promises:  1. a get delivers the bytes that were put, or counts the block as missing;
 //            2. when put answers stored, every reader of this node finds the block;
@@ -33,12 +34,15 @@
 #include "base/fault.h"
 #include "base/fork_guard.h"
 #include "node/bounce_pool.h"
+#include "node/changes.h"
 #include "node/client_page.h"
+#include "node/elsewhere.h"
 #include "node/hot_prefixes.h"
 #include "node/index_reader.h"
 #include "node/miss.h"
 #include "node/page_traffic.h"
 #include "node/put_status.h"
+#include "node/resident_walk.h"
 #include "node/store.h"
 #include "node/touch_ring.h"
 #include "node/traffic.h"
@@ -62,6 +66,8 @@ struct NodeOptions {
   SsdAdmit ssd_admit = SsdAdmit::second_use;
   // A read of the SSD that takes longer is a miss; what it reads into stays taken until it ends.
   std::chrono::milliseconds ssd_timeout{5000};
+  // Other members are asked for so long, and again for so long whenever something has come.
+  std::chrono::milliseconds far_timeout{1000};
 };
 
 // Where the payload of a put comes from.
@@ -89,6 +95,9 @@ class BlockSink {
   // Where the payload goes as a whole, for a channel that receives it; nullptr: it cannot. What was
   // written there needs no deliver_whole().
   virtual std::byte* place(std::size_t) { return nullptr; }
+  // What was written to that place is the whole block; with the checksum that was compared.
+  virtual void arrived(std::size_t, const Hash128&) {}
+  std::uint8_t from = kTierSsd;  // which tier what is given to deliver_whole() comes from
 };
 
 struct Lease {
@@ -104,6 +113,15 @@ struct Ticket {  // a reservation
   BlockId parent = kNoBlock;  // pinned until commit or abort
   std::uint64_t offset = 0;
   const Namespace* space = nullptr;
+};
+
+// What was fetched from other members.
+struct FarCounters {
+  std::uint64_t fetches = 0, joined = 0;    // windows of keys; calls that waited for another's
+  std::uint64_t blocks = 0, bytes = 0;      // that came
+  std::uint64_t kept = 0, aside = 0;        // of these: in DRAM; in private memory, for one call
+  std::uint64_t too_cold = 0;               // of those aside: not worth their place
+  std::uint64_t missed = 0, timed_out = 0;  // fetches that did not bring all; for lack of time
 };
 
 struct SpaceTraffic {
@@ -132,6 +150,8 @@ struct NodeStats {
   SsdCounters ssd;
   std::uint64_t ssd_blocks = 0, ssd_bytes_taken = 0, ssd_queued = 0, ssd_quarantined = 0,
                 ssd_hits = 0, ssd_hit_bytes = 0, ssd_timeouts = 0, not_durable = 0;
+  FarCounters far;
+  std::uint64_t far_fetching = 0;  // keys
 };
 
 class Node {
@@ -155,6 +175,7 @@ class Node {
   Result<Namespace*> open_namespace(const Hash128& id, std::uint64_t block_bytes);
   // By Namespace::number; nullptr: there is none.
   Namespace* space(std::uint32_t number) const;
+  Namespace* find_namespace(const Hash128& id) const;  // nullptr: there is none
   // An error: in force now, but the SSD's index could not be told, so that blocks of it may be
   // back after a restart.
   Result<std::uint64_t> drop_namespace(Namespace& space, Deadline deadline);
@@ -175,23 +196,26 @@ class Node {
   PutStatus commit(const Ticket& ticket, const Hash128& sum, Deadline deadline);
   void abort(const Ticket& ticket);
 
-  // Leading blocks present; does not pin, does not heat.
-  std::size_t lookup(const Namespace& space, std::span<const Hash128> keys,
-                     std::uint8_t* tiers) const;
-  // Delivers the leading blocks that are whole and returns how many. `why`: of the first that is
-  // missing, here and below; may be nullptr.
+  // Leading blocks present, here or (kTierRemote) on another member; does not pin, does not heat.
+  // `why`: of the first that is missing, here and below; may be nullptr.
+  std::size_t lookup(const Namespace& space, std::span<const Hash128> keys, std::uint8_t* tiers,
+                     const Reach& reach = {}, Miss* why = nullptr) const;
+  // Delivers the leading blocks that are whole and returns how many.
   std::size_t get(const Namespace& space, std::span<const Hash128> keys, BlockSink& sink,
-                  Miss* why = nullptr);
+                  Miss* why = nullptr, const Reach& reach = {});
   std::size_t acquire(const Namespace& space, std::span<const Hash128> keys, Lease* leases,
-                      Miss* why = nullptr);
+                      Miss* why = nullptr, const Reach& reach = {});
   void release(std::span<const Lease> leases);
   // As those above, for whoever carries out a call in several of these: nothing is added to the
   // traffic of the namespace, which is counted once, by the caller.
+  // look(): on this node alone.
   Looked look(const Namespace& space, std::span<const Hash128> keys, std::uint8_t* tiers) const;
+  Looked look_far(const Namespace& space, std::span<const Hash128> keys, std::uint8_t* tiers,
+                  const Reach& reach, Miss& why) const;
   std::size_t get_part(const Namespace& space, std::span<const Hash128> keys, BlockSink& sink,
-                       Loaded& loaded);
+                       Loaded& loaded, const Reach& reach = {});
   std::size_t acquire_part(const Namespace& space, std::span<const Hash128> keys, Lease* leases,
-                           Loaded& loaded);
+                           Loaded& loaded, const Reach& reach = {});
   // Takes the keys away; those pinned keep their bytes until released. Returns how many there were.
   std::size_t remove(const Namespace& space, std::span<const Hash128> keys);
 
@@ -200,6 +224,13 @@ class Node {
   // At most kWaitersMax wait at a time; one more gets its answer at once.
   std::size_t wait(const Namespace& space, std::span<const Hash128> keys, Deadline deadline,
                    const std::function<bool()>& given_up);
+
+  // Who is asked for what is not here; nullptr: nobody. Calls under way go on with the one before,
+  // until their deadline. Clients of this host see whether there is one.
+  void set_elsewhere(std::shared_ptr<Elsewhere> elsewhere);
+  // In place of NodeOptions::far_timeout.
+  void set_far_timeout(std::chrono::milliseconds timeout) { far_timeout_ = timeout; }
+  bool has_elsewhere() const { return has_elsewhere_.load(std::memory_order_acquire); }
 
   // Clients of this host that read index and arena themselves. From attach() until detach() what
   // the page names is pinned and what it reports is counted; the page must outlive that.
@@ -245,13 +276,50 @@ class Node {
   // The ends of prefixes in use, hottest first, at most kHottestMax; see node/hot_prefixes.h. Takes
   // some 0.3 us a block, in pieces under 1 ms each, and 4 bytes a block meanwhile.
   static constexpr std::size_t kHottestMax = 1000;
-  std::vector<HotPrefix> hottest(std::size_t count);
+  std::vector<HotPrefix> hottest(std::size_t count) { return ends(std::min(count, kHottestMax)); }
+  // The same, as many as there are or so many.
+  std::vector<HotPrefix> ends(std::size_t count);
   struct ReuseCurves {
     ReuseCurve all;
     std::vector<std::pair<std::uint32_t, ReuseCurve>> spaces;  // by Namespace::number
     std::uint64_t bytes = 0;                                   // memory that this takes
   };
   ReuseCurves reuse();
+
+  // --- for those who tell others what is here; node_changes.cc ---
+  // From now on changes are noted, at most so many between two takes; at most one listens.
+  void listen(std::size_t changes_max);
+  void stop_listening();
+  // What changed since the last take. False: some is lost, and only a walk tells what is here.
+  bool take_changes(std::vector<Change>& changes);
+  // Another node came for it in vain. If it is not here indeed, that is noted once more: the one
+  // that keeps the directory thinks otherwise, or did a moment ago.
+  void deny(const Namespace& space, const Hash128& key);
+  // A piece of the walk; the lock is held for it. False: that was the last.
+  bool walk(ResidentWalk& walk, std::vector<Resident>& found);
+
+  // --- for those who see to it that others have copies, and are asked to; node_copies.cc ---
+  struct ChainBlock {
+    Hash128 key;
+    double heat = 0;
+  };
+  // The blocks that lead to this one, in the order of the chain, as far as they are here; the
+  // leading ones of them, if they are more.
+  std::vector<ChainBlock> chain_of(const Namespace& space, const Hash128& last, std::size_t most);
+  // What a block that comes unasked would find.
+  bool is_warm_copy(const Namespace& space, double heat);
+  struct PullRequest {
+    const Namespace& space;
+    std::span<const Hash128> keys;  // in chain order
+    std::size_t first = 0;          // those before it only say what comes before
+    double heat = 0;                // where they come from
+    Deadline deadline;
+  };
+  // Fetches what is not here, as nobody's use of it. Returns how many came to stay; `why`: not all
+  // are here now.
+  std::size_t pull(const PullRequest& request, Miss& why);
+  // Nobody else has these any more, as far as is known.
+  void be_last(const Namespace& space, std::span<const Hash128> keys);
 
   std::optional<double> temperature(const Namespace& space, const Hash128& key);
   void check_invariants();
@@ -262,10 +330,28 @@ class Node {
  private:
   struct Call;
   struct Fetch;
+  class FarFetch;
+  // One call that may have to ask other members.
+  struct FarCall {
+    const Namespace& space;
+    std::span<const Hash128> keys;  // of the whole call
+    const Reach& reach;
+    std::shared_ptr<Elsewhere> elsewhere{};
+    Deadline deadline{};
+    int tries = kFarTries;  // that bring nothing, others being quicker
+    double heat = 0;        // of the blocks where they come from; 0: not known
+    bool is_late() const;
+  };
+  struct FarWindow {
+    std::shared_ptr<FarFetch> fetch{};
+    std::size_t first = 0;  // the part that was asked for
+    bool is_own = false;
+  };
   struct Attached;
   struct Waiter;
   using Lock = std::unique_lock<std::mutex>;
   using GivenUp = std::function<bool()>;
+  static constexpr int kFarTries = 16;
   // From so many bytes on a group goes out at once; smaller ones wait kLinger for company.
   static constexpr std::uint64_t kGroupBytes = 16ull << 20;
   // Of a put that will wait for it: the disk starts while the rest is being copied.
@@ -301,6 +387,26 @@ class Node {
   bool end_fetch(const std::shared_ptr<Fetch>& fetch);
   void settle_fetch(Fetch& fetch);
   void release_fetch(Fetch& fetch, std::size_t leased);
+
+  // node_elsewhere.cc
+  std::shared_ptr<Elsewhere> elsewhere() const;
+  Deadline far_deadline(const Reach& reach) const;
+  // `why`: Miss::none = here by now: look again.
+  std::size_t get_from_elsewhere(FarCall& call, std::size_t done, BlockSink& sink, Miss& why);
+  std::size_t lease_from_elsewhere(FarCall& call, std::size_t done, Lease* leases, Miss& why);
+  bool may_go_far(FarCall& call) const;
+  FarWindow far_fetch(FarCall& call, std::size_t done, bool into_dram, Miss& why);
+  FarWindow join_far(Lock& lock, const FarCall& call, std::shared_ptr<FarFetch> fetch,
+                     const Hash128& key, Miss& why);
+  bool choose_far_keys(const std::shared_ptr<FarFetch>& fetch, std::span<const Hash128> keys);
+  bool get_if_here(const FarCall& call, std::size_t index, BlockSink& sink);
+  Miss why_not(const FarCall& call, const FarWindow& window, std::size_t part) const;
+  bool find_far_room(FarFetch& fetch, std::size_t index);
+  void keep_far_leading(Lock& lock, FarFetch& fetch);
+  void keep_far_part(FarFetch& fetch, std::size_t index);
+  void settle_far(FarFetch& fetch);
+  void wake_far();
+  void release_far(FarFetch& fetch, std::size_t leased);
 
   // node_ssd.cc
   Result<void> attach(std::unique_ptr<Ssd> tier);
@@ -377,6 +483,8 @@ class Node {
   std::uint32_t warming_threads_ = 0;
   std::uint64_t touches_lost_ = 0, evicted_ahead_ = 0;
 
+  std::unique_ptr<Changes> changes_;  // nullptr: nobody listens
+
   std::unique_ptr<Ssd> tier_;
   std::condition_variable write_work_;  // wakes the writer
   std::condition_variable written_;     // a group ended, the tier closed, or a fetch did
@@ -391,6 +499,21 @@ class Node {
   std::uint64_t ssd_stale_reads_ = 0;  // took a slot for damaged that was another block's by then
   std::thread writer_;
   BouncePool bounces_;
+
+  // What is being fetched from other members, by key: once at a time.
+  struct FarKey {
+    Hash128 key;
+    std::uint32_t incarnation;
+    friend bool operator==(const FarKey&, const FarKey&) = default;
+  };
+  struct FarHash {
+    std::size_t operator()(const FarKey& k) const { return fingerprint(k.incarnation, k.key); }
+  };
+  std::unordered_map<FarKey, std::shared_ptr<FarFetch>, FarHash> far_;
+  std::shared_ptr<Elsewhere> elsewhere_;
+  std::atomic<bool> has_elsewhere_{false};  // as elsewhere_, for those without the lock
+  std::atomic<std::chrono::milliseconds> far_timeout_{options_.far_timeout};
+  FarCounters far_counters_;
 
   // Who sleeps in wait(), by the key of the first block that it misses.
   struct Waiter {

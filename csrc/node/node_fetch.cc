@@ -203,6 +203,7 @@ std::size_t Node::get_from_ssd(const Namespace& space, std::span<const Hash128> 
     for (std::size_t i = 0; i < fetch->parts.size() && goes_on; ++i) {
       const Fetch::Part& part = fetch->parts[i];
       elsewhere = part.has_moved;
+      sink.from = kTierSsd;
       goes_on = part.is_whole && !faults_->fires("get.deliver") &&
                 sink.deliver_whole(fetch->index + i, {part.into, fetch->bytes});
       delivered += goes_on;

@@ -18,37 +18,49 @@ Looked Node::look(const Namespace& space, std::span<const Hash128> keys,
   return reader_.look(keys, space.incarnation.load(std::memory_order_acquire), tiers);
 }
 
-std::size_t Node::lookup(const Namespace& space, std::span<const Hash128> keys,
-                         std::uint8_t* tiers) const {
-  const Looked looked = look(space, keys, tiers);
+std::size_t Node::lookup(const Namespace& space, std::span<const Hash128> keys, std::uint8_t* tiers,
+                         const Reach& reach, Miss* why) const {
+  Miss miss{};
+  const Looked looked = look_far(space, keys, tiers, reach, miss);
   space.traffic->count_lookup(keys.size(), looked);
+  if (why != nullptr) *why = miss;
   return looked.present;
 }
 
 std::size_t Node::get(const Namespace& space, std::span<const Hash128> keys, BlockSink& sink,
-                      Miss* why) {
+                      Miss* why, const Reach& reach) {
   Loaded loaded;
-  const std::size_t done = get_part(space, keys, sink, loaded);
+  const std::size_t done = get_part(space, keys, sink, loaded, reach);
   space.traffic->count_get(keys.size(), loaded);
   if (why != nullptr) *why = loaded.why;
   return done;
 }
 
 std::size_t Node::get_part(const Namespace& space, std::span<const Hash128> keys, BlockSink& sink,
-                           Loaded& loaded) {
+                           Loaded& loaded, const Reach& reach) {
   const std::uint32_t incarnation = space.incarnation.load(std::memory_order_acquire);
   Found found[kTouchBatch];
   std::vector<Found> more;  // only for long calls: touches go out tail first, all together
   if (keys.size() > kTouchBatch) more.resize(keys.size());
   Found* all = more.empty() ? found : more.data();
-  std::size_t done = 0, from_ssd = 0;
+  std::size_t done = 0, from_ssd = 0, from_far = 0;
   Miss miss = Miss::none;
+  FarCall far{.space = space, .keys = keys, .reach = reach};
   for (int tries = kElsewhereTries; done < keys.size();) {
     if (done % IndexReader::kGroup == 0 && keys.size() > 1)
       reader_.prefetch(keys.subspan(done, std::min(IndexReader::kGroup, keys.size() - done)),
                        incarnation);
     const Got got = get_one(space, keys[done], done, sink, all[done], miss);
-    if (got == Got::missing) break;
+    if (got == Got::missing) {
+      if (miss != Miss::absent || !may_go_far(far)) break;
+      const std::size_t came = get_from_elsewhere(far, done, sink, miss);
+      std::fill(all + done, all + done + came, Found{});  // its coming was its use
+      done += came;
+      from_far += came;
+      if (miss != Miss::none) break;
+      if (came > 0) far.deadline = far_deadline(reach);
+      continue;
+    }
     if (got == Got::whole) {
       ++done;
       continue;
@@ -61,7 +73,10 @@ std::size_t Node::get_part(const Namespace& space, std::span<const Hash128> keys
     done += fetched;
     from_ssd += fetched;
   }
-  loaded = {done - from_ssd, from_ssd, done < keys.size() ? miss : Miss::none};
+  loaded = {.dram = done - from_ssd - from_far,
+            .ssd = from_ssd,
+            .remote = from_far,
+            .why = done < keys.size() ? miss : Miss::none};
   report_touches({all, done});
   return done;
 }
@@ -93,7 +108,7 @@ bool Node::get_pinned(const Namespace& space, const Hash128& key, std::size_t in
                       BlockSink& sink, Found& found) {
   Lease lease;
   Loaded leased;
-  if (acquire_part(space, {&key, 1}, &lease, leased) == 0) return false;
+  if (acquire_part(space, {&key, 1}, &lease, leased, Reach::here()) == 0) return false;
   const bool delivered =
       reader_.find(key, space.incarnation.load(std::memory_order_acquire), found) &&
       found.record == lease.record && !faults_->fires("get.deliver") &&
@@ -110,18 +125,19 @@ Lease Node::leased(BlockId record, std::uint32_t bytes, std::uint64_t offset) co
 }
 
 std::size_t Node::acquire(const Namespace& space, std::span<const Hash128> keys, Lease* leases,
-                          Miss* why) {
+                          Miss* why, const Reach& reach) {
   Loaded loaded;
-  const std::size_t done = acquire_part(space, keys, leases, loaded);
+  const std::size_t done = acquire_part(space, keys, leases, loaded, reach);
   space.traffic->count_view(keys.size(), loaded);
   if (why != nullptr) *why = loaded.why;
   return done;
 }
 
 std::size_t Node::acquire_part(const Namespace& space, std::span<const Hash128> keys, Lease* leases,
-                               Loaded& loaded) {
+                               Loaded& loaded, const Reach& reach) {
   const auto deadline = std::chrono::steady_clock::now() + options_.ssd_timeout;
-  std::size_t done = 0, from_ssd = 0;
+  FarCall far{.space = space, .keys = keys, .reach = reach};
+  std::size_t done = 0, from_ssd = 0, from_far = 0;
   Miss miss = Miss::none;
   for (int tries = kElsewhereTries; done < keys.size();) {
     const std::size_t until = std::min(keys.size(), done + kKeysPerLock);
@@ -145,9 +161,17 @@ std::size_t Node::acquire_part(const Namespace& space, std::span<const Hash128> 
       leases[done] =
           leased(record, space.block_bytes, shared.offset.load(std::memory_order_relaxed));
     }
-    if (missed) break;
-    if (!on_ssd) continue;
+    if (!missed && !on_ssd) continue;
     lock.unlock();
+    if (missed) {
+      if (miss != Miss::absent || !may_go_far(far)) break;
+      const std::size_t came = lease_from_elsewhere(far, done, leases, miss);
+      done += came;
+      from_far += came;
+      if (miss != Miss::none) break;
+      if (came > 0) far.deadline = far_deadline(reach);
+      continue;
+    }
     miss = Miss::none;
     const std::size_t fetched = lease_from_ssd(space, keys.subspan(done), leases + done, miss);
     const bool is_late = std::chrono::steady_clock::now() >= deadline;
@@ -156,7 +180,10 @@ std::size_t Node::acquire_part(const Namespace& space, std::span<const Hash128> 
     done += fetched;
     from_ssd += fetched;
   }
-  loaded = {done - from_ssd, from_ssd, done < keys.size() ? miss : Miss::none};
+  loaded = {.dram = done - from_ssd - from_far,
+            .ssd = from_ssd,
+            .remote = from_far,
+            .why = done < keys.size() ? miss : Miss::none};
   return done;
 }
 

@@ -45,13 +45,13 @@ std::optional<double> Node::coldest_heat() {
   return store_->coldest_heat(clock_->now());
 }
 
-std::vector<HotPrefix> Node::hottest(std::size_t count) {
+std::vector<HotPrefix> Node::ends(std::size_t count) {
   Lock lock(mutex_);
   drain_touches();
   drain_clients(lock);
   const std::uint32_t records = store_->records_used();
   lock.unlock();
-  HotPrefixes search(std::min(count, kHottestMax), records, clock_->now());
+  HotPrefixes search(std::min<std::size_t>(count, records), records, clock_->now());
   lock.lock();
   while (!stopping_ && search.step(*store_)) let_others_in(lock);
   lock.unlock();

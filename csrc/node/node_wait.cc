@@ -13,6 +13,11 @@ Namespace* Node::space(std::uint32_t number) const {
   return store_->namespaces().numbered(number);
 }
 
+Namespace* Node::find_namespace(const Hash128& id) const {
+  Lock lock(mutex_);
+  return store_->namespaces().find(id);
+}
+
 std::size_t Node::wait(const Namespace& space, std::span<const Hash128> keys, Deadline deadline,
                        const std::function<bool()>& given_up) {
   Lock lock(mutex_);

@@ -103,6 +103,7 @@ Result<Namespace*> Store::open_namespace(const Hash128& id, std::uint64_t block_
 
 void Store::drop(Namespace& space) {
   dead_ += space.blocks;
+  if (changes_ != nullptr && space.blocks > 0) changes_->lose();
   reuse_.drop_space(space.number);
   if (ssd_) ssd_->drop_space(space.incarnation.load(std::memory_order_relaxed));
   namespaces_.renew(space);
@@ -152,6 +153,7 @@ Store::Reserved Store::reserve(const Namespace& space, const Hash128& key, Secon
                        .klass = static_cast<std::uint8_t>(space.size_class),
                        .parked = false,
                        .unworthy = false,
+                       .copy = false,
                        .flags = kInDram};
   index_->prepare(*record, {key, incarnation, space.block_bytes, slot->offset});
   pending_.emplace(PendingKey{key, incarnation}, *record);
@@ -211,7 +213,9 @@ Store::Committed Store::commit(BlockId record, const Hash128& sum, BlockId paren
   ++in_dram_;
   ++space->blocks;
   ++counters_.puts;
-  if (ssd_ && (ssd_->options().admit == SsdAdmit::all || is_remembered)) write_soon(record);
+  if (changes_ != nullptr) changes_->note(*space, fields.key, true);
+  const bool is_admitted = ssd_ && (ssd_->options().admit == SsdAdmit::all || is_remembered);
+  if (is_admitted && !mine.copy) write_soon(record);  // whose the last copy is writes it
   reuse_.add(space->number, ReuseBook::name_of(fields.incarnation, fields.key), slot_bytes(*space),
              now);
   return Committed::stored;
@@ -281,6 +285,7 @@ void Store::free_record(BlockId record) {
                       .klass = 0,
                       .parked = false,
                       .unworthy = false,
+                      .copy = false,
                       .flags = 0};
   free_head_ = record + 1;
   ++free_count_;
@@ -328,6 +333,7 @@ void Store::touch(BlockId record, Seconds now) {
 }
 
 void Store::refresh(BlockId record, Seconds now) {
+  private_[record].copy = false;  // a writer relies on this node for it
   const IndexWriter::Fields fields = index_->fields(record);
   if (const Namespace* space = namespaces_.of(fields.incarnation))
     reuse_.refresh(space->number, ReuseBook::name_of(fields.incarnation, fields.key),
@@ -341,10 +347,11 @@ void Store::use(BlockId record, Seconds now) {
   if (!ssd_) return;
   ssd_->heat().touch(record, now);
   counters_.restored_hits += (mine.flags & kRestored) != 0;
-  if ((mine.flags & kOnSsd) == 0)
-    write_soon(record);  // a second use
-  else if ((mine.flags & kUsed) == 0 && ssd_->note_use(record))
+  if ((mine.flags & kOnSsd) == 0) {
+    if (!mine.copy) write_soon(record);  // a second use
+  } else if ((mine.flags & kUsed) == 0 && ssd_->note_use(record)) {
     mine.flags |= kUsed;
+  }
 }
 
 void Store::touch(BlockId record, std::uint64_t generation, Seconds now) {

@@ -28,6 +28,7 @@
 #include "base/lazy_array.h"
 #include "base/status.h"
 #include "memory/slab_pool.h"
+#include "node/changes.h"
 #include "node/departures.h"
 #include "node/hazards.h"
 #include "node/index_writer.h"
@@ -59,6 +60,7 @@ enum class NoRoom : std::uint8_t {
 struct StoreCounters {
   std::uint64_t puts = 0, present = 0, evictions = 0, removed = 0, aborted = 0;
   std::uint64_t slabs_moved = 0, blocks_moved = 0;
+  std::uint64_t copies = 0;  // of blocks that another node has; not among the puts
   // With an SSD tier. `evictions` counts whatever left DRAM for room; of these:
   std::uint64_t demotions = 0;          // stay on the SSD
   std::uint64_t evicted_unwritten = 0;  // were on their way there, and are gone
@@ -98,6 +100,8 @@ class Store {
   Result<Namespace*> open_namespace(const Hash128& id, std::uint64_t block_bytes);
   // Every key of it becomes a miss at once; memory comes back with sweep(). O(1).
   void drop(Namespace& space);
+  // Where the coming and going of blocks is noted from now on; nullptr: nowhere.
+  void set_changes(Changes* changes) { changes_ = changes; }
 
   const IndexView& view() const { return index_->view(); }
   Arena& arena() { return *arena_; }
@@ -135,6 +139,18 @@ class Store {
   // before, if it is known to be resident.
   Committed commit(BlockId record, const Hash128& sum, BlockId parent, Seconds now);
   void abort(BlockId record);
+  // The same for the copy of a block that another node has (store_copies.cc). Asked once for each
+  // block that a reader wants here, since an answer of no is remembered as a use.
+  bool is_worth_a_copy(const Namespace& space, const Hash128& key, Seconds now);
+  // `heat`: of the block where it comes from; 0 = not known.
+  Committed commit_copy(BlockId record, const Hash128& sum, BlockId parent, double heat,
+                        Seconds now);
+  void abandon_copy(BlockId record);
+  // Whether a copy of a block of that heat, made here unasked, would outlast the coldest quarter.
+  bool is_warm_copy(const Namespace& space, double heat, Seconds now);
+  // No other node has it (any more): it is a copy no longer.
+  void be_last(BlockId record, Seconds now);
+  bool is_copy(BlockId record) const { return private_[record].copy; }
 
   // --- reading ---
   bool find(const Namespace& space, const Hash128& key, BlockId& record) const;
@@ -300,6 +316,7 @@ class Store {
     std::uint8_t klass;
     bool parked : 1;    // resident and pinned, found so by an eviction: out of the policy's order
     bool unworthy : 1;  // colder than all on the SSD when it was to be written
+    bool copy : 1;      // another node had it when it came, and nobody has put it here since
     std::uint8_t flags;
   };
   static_assert(sizeof(Private) == 8);
@@ -360,6 +377,9 @@ class Store {
   bool enter_orders(BlockId record, BlockId parent, bool& is_remembered, Seconds now);
   void leave_orders(BlockId record, Seconds now);
   bool is_warm_enough(BlockId record) const;
+  bool is_full(ClassId klass) const;
+  bool has_room_for_copies(ClassId klass) const;
+  double coldest_quarter(Seconds now) const;
   std::optional<ClassId> ssd_class(BlockId record) const;
   // not_now: when the group before it is done. never: it cannot be written, or is not worth it.
   enum class Added : std::uint8_t { yes, not_now, never, no_room };
@@ -388,6 +408,7 @@ class Store {
   void fit_ghosts();
   void announce(const Namespace& space);
 
+  Changes* changes_ = nullptr;
   std::uint64_t bytes_max_, blocks_limit_;
   std::unique_ptr<Arena> arena_, index_memory_;
   std::unique_ptr<IndexWriter> index_;
@@ -405,6 +426,9 @@ class Store {
   std::uint32_t due_later_ = 0;  // evictions until a victim that is not due is looked for again
   bool is_ssd_shrinking_ = false;
   std::uint32_t idle_moves_ = 0, drain_later_ = 0;
+  // The heat below which a quarter of the blocks in DRAM lie, about, and when to look again.
+  double quarter_heat_ = 0;
+  Seconds quarter_until_ = 0;
   std::optional<SlabId> draining_;  // of the slab file: its blocks are being moved out
   struct Restoring {
     SsdSpace found;

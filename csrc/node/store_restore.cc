@@ -51,6 +51,7 @@ bool Store::restore_entry(const BlockKey& key, const BlockEntry& entry) {
                        .klass = static_cast<std::uint8_t>(space.size_class),
                        .parked = false,
                        .unworthy = false,
+                       .copy = false,
                        .flags = kOnSsd | kRestored};
   if (!ssd_->restore_slot(place, *record)) {
     free_record(*record);

@@ -44,10 +44,12 @@ void Store::retire(BlockId record, Gone why, Seconds now) {
   unqueue(record);
   mine.flags &= static_cast<std::uint8_t>(~(kSsdParked | kUsed));
   --resident_;
-  if (Namespace* space = namespaces_.of(fields.incarnation))
+  if (Namespace* space = namespaces_.of(fields.incarnation)) {
     --space->blocks;
-  else
-    --dead_;
+    if (changes_ != nullptr) changes_->note(*space, fields.key, false);
+  } else {
+    --dead_;  // whoever listens was told that its namespace was dropped
+  }
   if (leave == Leave::removed) ++counters_.removed;
   if (mine.pins_or_next > 0) {
     mine.state = State::zombie;

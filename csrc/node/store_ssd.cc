@@ -53,7 +53,7 @@ void Store::unqueue(BlockId record) {
 void Store::queue_all() {
   if (ssd_->options().admit != SsdAdmit::all) return;  // the others stand in the queue already
   for (BlockId record = 0; record < records_used_; ++record)
-    if (private_[record].state == State::resident) write_soon(record);
+    if (private_[record].state == State::resident && !is_copy(record)) write_soon(record);
 }
 
 void Store::queue_unwritten() {
@@ -67,11 +67,14 @@ void Store::stop_queueing() {
 }
 // --- back into DRAM ------------------------------------------------------------------------------
 
+bool Store::is_full(ClassId klass) const {
+  return slabs_.units_in_slabs() + slabs_.slab_units(klass) > slabs_.limit() ||
+         (blocks_limit_ != 0 && spare_blocks() == 0);
+}
+
 bool Store::is_warm_enough(BlockId record) const {
   const ClassId klass = private_[record].klass;
-  const bool is_full = slabs_.units_in_slabs() + slabs_.slab_units(klass) > slabs_.limit() ||
-                       (blocks_limit_ != 0 && spare_blocks() == 0);
-  if (!is_full) return true;
+  if (!is_full(klass)) return true;
   const BlockId victim = policy_->peek_coldest(klass);
   if (victim == kNoBlock) return false;
   return ssd_->heat().temperature(record) > ssd_->heat().temperature(victim);

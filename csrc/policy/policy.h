@@ -103,6 +103,11 @@ class Policy {
   virtual std::uint32_t depth(BlockId id) const = 0;
   // The heat it would go on from, of a block that is gone; nullopt: forgotten, or never remembered.
   virtual std::optional<double> ghost_heat(Fingerprint, Seconds) const { return std::nullopt; }
+  // Whether it is able to tell, as it is bounded now.
+  virtual bool has_ghosts() const { return false; }
+  // A use of a block that is not here and does not come in: what is remembered of it gets as warm
+  // as by any other use.
+  virtual void use_ghost(Fingerprint, Seconds) {}
 
   // Bounds the ghosts anew, dropping the oldest (a pool that was resized).
   virtual void set_ghosts_max(std::uint64_t ghosts_max) = 0;

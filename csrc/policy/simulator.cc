@@ -11,14 +11,6 @@ namespace {
 
 using Name = BlockNames::Name;
 
-// The finisher of splitmix64: a bijection, so ids of a trace never clash as fingerprints.
-std::uint64_t mixed(std::uint64_t x) {
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
-
 PolicyOptions policy_options(const SimulatorOptions& options) {
   KVP_CHECK(options.ghosts_factor >= 0);
   PolicyOptions made;
@@ -72,7 +64,7 @@ class PolicySimulator final : public Simulator {
       } else {
         id = make_room(now);
         if (id == kNoBlock) return;
-        policy_->insert(id, mixed(names_.id(blocks[i])), parent, 0, now);
+        policy_->insert(id, fingerprint_of(names_.id(blocks[i])), parent, 0, now);
         residents_[id] = blocks[i];
         places_[blocks[i]].id_plus_one = id + 1;
       }
@@ -95,7 +87,7 @@ class PolicySimulator final : public Simulator {
     pinned_.clear();
     if (victim == kNoBlock) return kNoBlock;
     places_[residents_[victim]].id_plus_one = 0;
-    policy_->erase(victim, mixed(names_.id(residents_[victim])), Leave::evicted, now);
+    policy_->erase(victim, fingerprint_of(names_.id(residents_[victim])), Leave::evicted, now);
     ++report_.evictions;
     report_.ghosts_peak = std::max(report_.ghosts_peak, policy_->stats().ghosts);
     return victim;
@@ -112,9 +104,19 @@ class PolicySimulator final : public Simulator {
 
 }  // namespace
 
+// The finisher of splitmix64: a bijection, so ids of a trace never clash as fingerprints.
+Fingerprint fingerprint_of(std::uint64_t id) {
+  std::uint64_t x = id + 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
 BlockNames::BlockNames() : table_(1024, kNone) {}
 
-std::size_t BlockNames::home(std::uint64_t id) const { return mixed(id) & (table_.size() - 1); }
+std::size_t BlockNames::home(std::uint64_t id) const {
+  return fingerprint_of(id) & (table_.size() - 1);
+}
 
 BlockNames::Name BlockNames::intern(std::uint64_t id) {
   std::size_t at = home(id);

@@ -45,6 +45,9 @@ class BlockNames {
   std::vector<Name> table_;  // open addressing, at most half full, a power of two long
 };
 
+// What a policy knows a block of a trace by; no two ids have the same.
+Fingerprint fingerprint_of(std::uint64_t id);
+
 struct SimulatorOptions {
   std::optional<PolicyKind> policy;  // nullopt: Belady
   BlockId capacity_blocks = 0;

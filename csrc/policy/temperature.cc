@@ -90,6 +90,14 @@ class Temperature final : public OrderedPolicy {
     return std::exp2(temperature_of(*rank) - clock_.half_lives_at(now));
   }
 
+  bool has_ghosts() const override { return ghosts_.max() > 0; }
+
+  void use_ghost(Fingerprint fp, Seconds now) override {
+    clock_.advance(now);
+    const std::optional<std::uint64_t> ghost = ghosts_.recall(fp);
+    ghosts_.remember(fp, ghost ? used_again(*ghost) : used_first());
+  }
+
   void set_heat(BlockId id, double heat, Seconds now) override {
     clock_.advance(now);
     const double temperature =

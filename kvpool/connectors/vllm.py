@@ -55,7 +55,11 @@ KVConnectorWorkerMetadata.register(Report)
 KVConnectorHandshakeMetadata.register(Handshake)
 
 STRICT_VARIABLE = "KVPOOL_CONNECTOR_STRICT"  # for tests: faults of ours are raised
-_SOURCES = {Tier.DRAM: CacheHitSource.HOST, Tier.SSD: CacheHitSource.DISK}
+_SOURCES = {
+    Tier.DRAM: CacheHitSource.HOST,
+    Tier.SSD: CacheHitSource.DISK,
+    Tier.REMOTE: CacheHitSource.EXTERNAL_UNSPECIFIED,  # vLLM has no name for another host
+}
 
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 

@@ -195,14 +195,16 @@ class SchedulerHalf:
         return min(blocks * self._lookup.unit, int(request.num_tokens))
 
     def _is_quick(self, offer: Offer) -> bool:
-        """Whether it is pinned without asking: more than some, or what is on SSD, takes a while."""
+        """Whether it is pinned without asking: more than some, or what is on SSD or on another
+        node, takes a while."""
         everyone = (*self._requests.values(), *self._leaving.values())
         held = sum(each.offer.pins for each in everyone if each.offer is not None)
         blocks = sum(
             offer.tokens // shape.block_tokens - shape.first_needed(offer.tokens)
             for shape in self._shapes
         )
-        return held + blocks * self._ranks.count <= _INLINE_PINS and Tier.SSD not in offer.tiers
+        is_near = max(offer.tiers, default=Tier.DRAM) <= Tier.DRAM
+        return is_near and held + blocks * self._ranks.count <= _INLINE_PINS
 
     def _find(self, followed: Followed, query: Query) -> Offer:
         """On a thread: what may take a request, a disk, or until another engine has stored it."""

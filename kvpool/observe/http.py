@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from kvpool.observe import http_static, metrics
+from kvpool.observe import cluster, http_static, metrics
 from kvpool.observe import report as model
 from kvpool.observe.history import RINGS, History
 from kvpool.observe.http_access import Access, Viewer
@@ -90,6 +90,7 @@ class Site:
             Route("/v1/stats", self._seen(self._show_stats)),
             Route("/v1/namespaces", self._seen(self._show_namespaces)),
             Route("/v1/blocks/top", self._seen(self._show_hottest)),
+            Route("/v1/cluster", self._seen(self._show_cluster)),
             Route("/v1/mrc", self._seen(self._show_curves)),
             Route("/v1/history", self._seen(self._show_history)),
             Route("/", self._static),
@@ -163,6 +164,13 @@ class Site:
                 for space in tenant.namespaces
             ]
         )
+
+    async def _show_cluster(self, request: Request, viewer: Viewer) -> Response:
+        _query(request)
+        report = _part(await self._report.get(), viewer)
+        if report.cluster is None:
+            raise HTTPException(404, "this node is in no cluster")
+        return _json(report.cluster)
 
     async def _show_hottest(self, request: Request, viewer: Viewer) -> Response:
         query = _query(request, "count", "tenant")
@@ -255,7 +263,10 @@ def _part(report: model.Report, viewer: Viewer) -> model.Report:
         return report
     own = [each for each in report.tenants if each.name == viewer.tenant]
     budget_bytes = sum(each.dram.limit_bytes for each in own)
-    return msgspec.structs.replace(report, tenants=own, refused={}, budget_bytes=budget_bytes)
+    seen = None if report.cluster is None else cluster.part_of(report.cluster, viewer.tenant)
+    return msgspec.structs.replace(
+        report, tenants=own, refused={}, budget_bytes=budget_bytes, cluster=seen
+    )
 
 
 # --- queries -------------------------------------------------------------------------------------

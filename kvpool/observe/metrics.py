@@ -22,6 +22,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from kvpool.observe import report as model
+from kvpool.observe.cluster_metrics import ClusterSeries
 from kvpool.observe.metric_names import (
     CLIENT_GAUGES,
     DRAM_GAUGES,
@@ -50,6 +51,7 @@ class Exposition:
         self._spaces = _Chosen(NAMESPACES_MAX)
         self._clients = _Chosen(CLIENTS_MAX)
         self._other: dict[str, _Others] = {}
+        self._cluster = ClusterSeries()
         self._process = ProcessCollector(registry=None)
 
     def text(
@@ -80,6 +82,7 @@ class Exposition:
         yield from _tiers(shown)
         yield from _tenants(shown)
         yield from self._of_clients(shown)
+        yield from self._cluster.families(report.cluster, tenant)
 
     def _choose(self, report: model.Report) -> None:
         spaces: dict[_Space, int] = {}
@@ -215,9 +218,17 @@ def _space_labels(spaces: Iterable[model.Namespace]) -> dict[int, str]:
 def _parts(traffic: model.Traffic) -> dict[str, dict[str, int]]:
     """Blocks by what became of them, and there by tier or reason."""
     return {
-        "hit": {"dram": traffic.hit_dram, "ssd": traffic.hit_ssd},
+        "hit": {
+            "dram": traffic.hit_dram,
+            "ssd": traffic.hit_ssd,
+            "remote": traffic.hit_remote,
+        },
         "missed": traffic.missed,
-        "loaded": {"dram": traffic.loaded_dram, "ssd": traffic.loaded_ssd},
+        "loaded": {
+            "dram": traffic.loaded_dram,
+            "ssd": traffic.loaded_ssd,
+            "remote": traffic.loaded_remote,
+        },
         "failed": traffic.failed,
         "refused": traffic.refused,
     }

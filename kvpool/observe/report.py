@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from kvpool.observe.cluster import Cluster, cut_nodes
 from kvpool.types import Miss, Put, Reason
 
 LEASE_AGES_S = (1, 10, 60, 600)  # upper bounds; the last group has none
@@ -29,12 +30,14 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     requested_tokens: int = 0
     hit_dram: int = 0
     hit_ssd: int = 0  # there only
+    hit_remote: int = 0  # on another node of the cluster only
     hit_tokens: int = 0
     missed: dict[str, int] = {}  # of lookups: absent, and behind an absent one
     gets: int = 0  # calls: copies, views and leases
     asked: int = 0
     loaded_dram: int = 0
     loaded_ssd: int = 0
+    loaded_remote: int = 0  # fetched from another node of the cluster
     loaded_tokens: int = 0
     loaded_bytes: int = 0
     failed: dict[str, int] = {}  # of gets, by reason
@@ -47,11 +50,11 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hit(self) -> int:
-        return self.hit_dram + self.hit_ssd
+        return self.hit_dram + self.hit_ssd + self.hit_remote
 
     @property
     def loaded(self) -> int:
-        return self.loaded_dram + self.loaded_ssd
+        return self.loaded_dram + self.loaded_ssd + self.loaded_remote
 
     def hit_ratio(self) -> float | None:
         """Of what lookups asked for; of gets, where nobody looks up. None: nobody asked."""
@@ -163,6 +166,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     budget_bytes: int  # of DRAM, for all tenants together
     tenants: list[Tenant]
     refused: dict[str, int]  # connections that belong to no tenant, by reason; {} for a tenant
+    cluster: Cluster | None = None  # where it is in one; a tenant sees its part
 
 
 def as_json(report: Report) -> bytes:
@@ -177,10 +181,14 @@ def as_json_within(report: Report, bytes_max: int) -> bytes:
     an answer could rely on.
     """
     kept = max((len(each.namespaces) + len(each.clients) for each in report.tenants), default=0)
+    if report.cluster is not None:
+        kept = max(kept, len(report.cluster.nodes))
     while len(data := as_json(report)) > bytes_max and kept:
         kept = kept * 3 // 4
         report = msgspec.structs.replace(
-            report, tenants=[_cut(each, kept) for each in report.tenants]
+            report,
+            tenants=[_cut(each, kept) for each in report.tenants],
+            cluster=None if report.cluster is None else cut_nodes(report.cluster, kept),
         )
     return data
 
@@ -202,9 +210,9 @@ def from_json(data: bytes) -> Report:
 def traffic_of(counted: Mapping[str, Any], block_tokens: int) -> Traffic:
     """From one entry of Node.traffic()."""
     block_bytes = counted["block_bytes"]
-    hits = counted["lookup_dram"] + counted["lookup_ssd"]
+    hits = counted["lookup_dram"] + counted["lookup_ssd"] + counted["lookup_remote"]
     absent = counted["lookup_missed"]
-    loaded = counted["loaded_dram"] + counted["loaded_ssd"]
+    loaded = counted["loaded_dram"] + counted["loaded_ssd"] + counted["loaded_remote"]
     status = counted["put_status"]
     stored = status[Put.STORED]
     return Traffic(
@@ -213,12 +221,14 @@ def traffic_of(counted: Mapping[str, Any], block_tokens: int) -> Traffic:
         requested_tokens=counted["lookup_blocks"] * block_tokens,
         hit_dram=counted["lookup_dram"],
         hit_ssd=counted["lookup_ssd"],
+        hit_remote=counted["lookup_remote"],
         hit_tokens=hits * block_tokens,
         missed={"absent": absent, "behind": counted["lookup_blocks"] - hits - absent},
         gets=counted["gets"],
         asked=counted["get_blocks"],
         loaded_dram=counted["loaded_dram"],
         loaded_ssd=counted["loaded_ssd"],
+        loaded_remote=counted["loaded_remote"],
         loaded_tokens=loaded * block_tokens,
         loaded_bytes=loaded * block_bytes,
         failed=_by_reason(counted["missed"], Miss, Miss.NONE),

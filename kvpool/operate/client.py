@@ -22,7 +22,8 @@ from kvpool.address import ADDRESS_VARIABLE, parse_address
 from kvpool.errors import BadArgument, KvpoolError, Refused, Unreachable
 from kvpool.keys import KEY_BYTES
 from kvpool.manifest import Manifest, unpack
-from kvpool.observe import report
+from kvpool.observe import cluster, report
+from kvpool.observe.cluster import Cluster
 from kvpool.pool import Pool
 from kvpool.remote import caller_of, candidates, connect
 from kvpool.remote_link import Link, dial
@@ -88,6 +89,14 @@ class Explained:
 
     entries: list[Map]  # one per block: of all its tiers, and more of those around the missing one
     coldest: float | None  # heat of the coldest block that stays
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """Where one block is. tiers: of the daemon that was asked; nodes: the others, hexadecimal."""
+
+    tiers: int
+    nodes: list[str]
 
 
 class Operator:
@@ -175,6 +184,28 @@ class Operator:
                 coldest = answer.get("coldest")
         return Explained(entries, coldest)
 
+    def nodes(self) -> Cluster | None:
+        """The members of its cluster, as the daemon sees them; None: it is in none."""
+        with self._checked("nodes"):
+            told = self.ask("nodes")["nodes"]
+            return None if told is None else cluster.from_json(told)
+
+    def locate(self, space: Space, keys: bytes) -> list[Located]:
+        """Where each key is, by the directory of the cluster and by the daemon's own index."""
+        found: list[Located] = []
+        with self._checked("locate"):
+            for part in _parts(keys, KEYS_AT_ONCE):
+                answer = self.ask("locate", **_named(space), keys=part)
+                nodes = msgspec.convert(answer["nodes"], list[bytes])
+                tiers = msgspec.convert(answer["tiers"], bytes)
+                own = msgspec.convert(answer["own"], bytes)
+                rows = cluster.unpacked_holders(nodes, msgspec.convert(answer["holders"], bytes))
+                found += [
+                    Located(here, [id.hex() for id in row if id != own])
+                    for row, here in zip(rows, tiers, strict=True)
+                ]
+        return found
+
     def leading(self, space: Space, keys: bytes) -> int:
         """How many blocks are present from the start on. Asks no further than it must."""
         found = 0
@@ -217,7 +248,9 @@ class Operator:
     def _checked(self, op: str) -> Iterator[None]:
         try:
             yield
-        except (KeyError, TypeError, msgspec.MsgspecError) as error:
+        except KvpoolError:  # what the daemon said; some of them are ValueErrors too
+            raise
+        except (KeyError, TypeError, ValueError, msgspec.MsgspecError) as error:
             raise KvpoolError(
                 f"{self.where}: the answer to {op!r} is none that this version reads"
                 f" ({type(error).__name__}: {error}); the daemon is version"

@@ -6,8 +6,10 @@ import typer
 
 from kvpool.operate import (
     change_cli,
+    cluster_cli,
     config_cli,
     doctor_cli,
+    drain_cli,
     explain_cli,
     files_cli,
     size_cli,
@@ -26,8 +28,11 @@ def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel=_WATCH)(stat_cli.stat)
     app.command(rich_help_panel=_WATCH)(top_cli.top)
     app.command(rich_help_panel=_WATCH)(explain_cli.explain)
+    for each in ("nodes", "locate"):
+        app.command(rich_help_panel=_WATCH)(getattr(cluster_cli, each))
     for each in ("drop", "resize", "trim", "reload", "pin", "unpin", "pins"):
         app.command(rich_help_panel=_CHANGE)(getattr(change_cli, each))
+    app.command(rich_help_panel=_CHANGE)(drain_cli.drain)
     for each in ("put", "get", "rm"):
         app.command(rich_help_panel=_FILES)(getattr(files_cli, each))
     app.command(rich_help_panel=_PLAN)(doctor_cli.doctor)

@@ -73,26 +73,31 @@ def tiers(report: Report) -> Table:
 
 
 def hits(report: Report) -> Table:
-    """Of what lookups asked for; `of gets` says what gets delivered of what they asked for."""
+    """Of what lookups asked for; `of gets` says what gets delivered of what they asked for.
+    `others`: on other nodes of the cluster only."""
+    is_far = report.cluster is not None
     made = table(
         "\nhit rates",
-        *("tenant", "namespace", "requested", "hit", "DRAM", "SSD", "absent", "behind", "of gets"),
+        *("tenant", "namespace", "requested", "hit", "DRAM", "SSD"),
+        *(("others",) if is_far else ()),
+        *("absent", "behind", "of gets"),
         left=("namespace",),
     )
     for tenant in report.tenants:
         for space in tenant.namespaces:
-            made.add_row(tenant.name, name_of(space), *_hit_cells(space.traffic))
-        made.add_row(tenant.name, "all", *_hit_cells(tenant.traffic), style="bold")
+            made.add_row(tenant.name, name_of(space), *_hit_cells(space.traffic, is_far))
+        made.add_row(tenant.name, "all", *_hit_cells(tenant.traffic, is_far), style="bold")
     return made
 
 
-def _hit_cells(of: Traffic) -> list[str]:
+def _hit_cells(of: Traffic, is_far: bool) -> list[str]:
     asked = of.requested
     return [
         count(asked),
         percent(of.hit, asked),
         percent(of.hit_dram, asked),
         percent(of.hit_ssd, asked),
+        *([percent(of.hit_remote, asked)] if is_far else []),
         percent(of.missed.get("absent", 0), asked),
         percent(of.missed.get("behind", 0), asked),
         percent(of.loaded, of.asked),

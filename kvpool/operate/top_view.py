@@ -148,6 +148,8 @@ class Top:
         parts = f"DRAM {percent(whole.hit_dram, whole.requested)}, " + (
             f"SSD {percent(whole.hit_ssd, whole.requested)}"
         )
+        if whole.hit_remote:
+            parts += f", other nodes {percent(whole.hit_remote, whole.requested)}"
         latest = "-" if now.hit_ratio is None else f"{now.hit_ratio:.0%}"
         told = f" {latest} now, {since} since start ({parts})"
         line = Text("hit   ")

@@ -1,6 +1,6 @@
 """The arguments of `kvpool replay`, and what its parser does not know by itself.
 
-The only part of replay/ that knows of the command line.
+With cluster_arguments.py, the only part of replay/ that knows of the command line.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ import typer
 from typer.core import TyperCommand
 
 from kvpool.config import ADMISSIONS, parse_size
+from kvpool.replay.cluster import ClusterPlan
+from kvpool.replay.cluster_arguments import ClusterArguments
 from kvpool.replay.payload import WORD_BYTES
 from kvpool.replay.run import Plan
-from kvpool.replay.score import POLICIES
+from kvpool.replay.score import ONLINE_POLICIES, POLICIES
 from kvpool.replay.ssd import SsdOptions
 from kvpool.replay.trace import Trace
 
@@ -47,7 +49,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object per line."
 
 
 @dataclasses.dataclass(frozen=True)
-class ReplayArguments:
+class ReplayArguments(ClusterArguments):
     """What `kvpool replay` was asked, as it was asked."""
 
     path: Annotated[
@@ -119,6 +121,7 @@ class ReplayArguments:
 
     def plan(self) -> Plan:
         """What to do; raises a usage error for arguments that do not go together."""
+        self.check_no_cluster()
         if self.threads > 1 and not self.with_bytes:
             raise typer.BadParameter("needs --bytes", param_hint="--threads")
         usual = (CAPACITY_BLOCKS_WITH_BYTES,) if self.with_bytes else CAPACITIES_BLOCKS
@@ -130,6 +133,33 @@ class ReplayArguments:
             block_bytes=self.block_bytes if self.with_bytes else None,
             threads=self.threads,
             ssd=self._ssd_options(),
+        )
+
+    def cluster_plan(self) -> ClusterPlan:
+        """What to do with --nodes; raises a usage error for arguments that do not go with it."""
+        needless = {
+            "--bytes": self.with_bytes,
+            "--ssd": self.ssd is not None,
+            "--plot": self.plot is not None,
+        }
+        for name, is_given in needless.items():
+            if is_given:
+                raise typer.BadParameter("does not go with --nodes", param_hint=name)
+        named = _policies(self.policy or ["temperature"])
+        policies = tuple(name for name in named if name in ONLINE_POLICIES)
+        if not policies:
+            raise typer.BadParameter(
+                f"no node can run {named[0]}; it stands beside the others anyway",
+                param_hint="--policy",
+            )
+        return ClusterPlan(
+            trace=Trace(self.path, strict=self.strict),
+            policies=policies,
+            sizes=tuple(self.cluster_sizes(self.capacity_blocks)),
+            options=self.cluster_options(),
+            tau_s=self.tau or 0.0,
+            block_bytes=self.block_bytes,
+            spreads=self.spread,
         )
 
     def _ssd_options(self) -> SsdOptions | None:
@@ -210,10 +240,14 @@ def taking(arguments: type[Arguments]) -> Callable[[Callable[[Arguments], None]]
 
 
 class ReplayCommand(TyperCommand):
-    """A command whose --policy and --capacity-blocks take one value or several."""
+    """A command whose --policy, --capacity-blocks and --nodes take one value or several."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        takes = {"--policy": _is_policy_like, "--capacity-blocks": _is_count}
+        takes = {
+            "--policy": _is_policy_like,
+            "--capacity-blocks": _is_count,
+            "--nodes": _is_count,
+        }
         return super().parse_args(ctx, spread_values(args, takes))
 
 

@@ -190,6 +190,28 @@ class Batch:
     input_tokens: npt.NDArray[np.int64]
 
 
+def spread(requests: Iterable[Request], *, together_max: int = 4096) -> Iterator[Request]:
+    """The requests, those of one time spread evenly over the time until the next.
+
+    For traces whose clock is coarse: what comes in one tick did not come at once. The last ones
+    stay as they are, and so do those of a tick with more than `together_max`.
+    """
+    held: list[Request] = []
+    for request in requests:
+        if held and (request.time_s > held[0].time_s or len(held) == together_max):
+            yield from _spread_until(held, request.time_s)
+            held = []
+        held.append(request)
+    yield from held
+
+
+def _spread_until(held: list[Request], end_s: float) -> Iterator[Request]:
+    start_s = held[0].time_s
+    for at, request in enumerate(held):
+        time_s = start_s + (end_s - start_s) * at / len(held)
+        yield dataclasses.replace(request, time_s=time_s)
+
+
 def batches(requests: Iterable[Request], *, blocks_max: int = 1 << 16) -> Iterator[Batch]:
     """Groups requests, each batch ending with the one that reaches `blocks_max` blocks.
 

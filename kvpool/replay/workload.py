@@ -5,8 +5,7 @@ in almost every request) and repeats its whole history at every turn, plus the u
 between turns people think. A share of the requests are one-shot long documents, which a cache
 should not fall for.
 
-Promises:  1. the same options give the same requests (only `random.Random.random` is drawn from,
-              whose sequence Python keeps from version to version);
+Promises:  1. the same options give the same requests;
            2. requests come in time order, at whole milliseconds, as the trace format keeps them;
            3. memory grows with the sessions alive, not with the number of requests.
 """
@@ -17,9 +16,9 @@ import dataclasses
 import heapq
 import itertools
 import math
-import random
 from collections.abc import Iterator
 
+from kvpool.replay.draws import Draws, zipf
 from kvpool.replay.trace import Request
 
 
@@ -69,64 +68,51 @@ def _check(options: WorkloadOptions) -> None:
 class _Stream:
     def __init__(self, options: WorkloadOptions) -> None:
         self._options = options
-        self._random = random.Random(options.seed).random
-        self._next_id = 0
+        self._draws = Draws(options.seed)
         self._prompts = [
-            self._fresh_blocks(options.system_blocks_mean) for _ in range(options.system_prompts)
+            self._draws.fresh_blocks(options.system_blocks_mean)
+            for _ in range(options.system_prompts)
         ]
-        weights = ((rank + 1) ** -options.zipf_exponent for rank in range(options.system_prompts))
-        self._popularity = list(itertools.accumulate(weights))
+        self._popularity = zipf(options.system_prompts, options.zipf_exponent)
 
     def requests(self) -> Iterator[Request]:
         options = self._options
         order = itertools.count()  # makes the heap's entries comparable, first in first out
-        arrival = (self._exponential(1 / options.sessions_per_s), next(order), None)
+        arrival = (self._draws.exponential(1 / options.sessions_per_s), next(order), None)
         due: list[tuple[float, int, _Session | None]] = [arrival]
         while True:
             time_s, _, session = heapq.heappop(due)
             if session is None:  # a new session; its successor is known as soon as it is here
-                gap_s = self._exponential(1 / options.sessions_per_s)
+                gap_s = self._draws.exponential(1 / options.sessions_per_s)
                 heapq.heappush(due, (time_s + gap_s, next(order), None))
-                if self._random() < options.document_share:
+                if self._draws.share() < options.document_share:
                     yield self._document(time_s)
                     continue
                 session = self._new_session()
             yield self._turn(time_s, session)
             if session.turns_left:
-                think_s = self._exponential(options.think_s_mean)
+                think_s = self._draws.exponential(options.think_s_mean)
                 heapq.heappush(due, (time_s + think_s, next(order), session))
 
     def _new_session(self) -> _Session:
-        drawn = self._random() * self._popularity[-1]
-        rank = next(i for i, reach in enumerate(self._popularity) if drawn < reach)
-        return _Session(list(self._prompts[rank]), self._geometric(self._options.turns_mean))
+        rank = self._draws.rank(self._popularity)
+        return _Session(list(self._prompts[rank]), self._draws.geometric(self._options.turns_mean))
 
     def _turn(self, time_s: float, session: _Session) -> Request:
-        session.block_ids += self._fresh_blocks(self._options.user_blocks_mean)
+        session.block_ids += self._draws.fresh_blocks(self._options.user_blocks_mean)
         asked = list(session.block_ids)
-        answer = self._fresh_blocks(self._options.answer_blocks_mean)
+        answer = self._draws.fresh_blocks(self._options.answer_blocks_mean)
         session.block_ids += answer  # part of the prompt from the next turn on
         session.turns_left -= 1
         return self._request(time_s, asked, len(answer))
 
     def _document(self, time_s: float) -> Request:
-        return self._request(time_s, self._fresh_blocks(self._options.document_blocks_mean), 1)
+        return self._request(
+            time_s, self._draws.fresh_blocks(self._options.document_blocks_mean), 1
+        )
 
     def _request(self, time_s: float, block_ids: list[int], output_blocks: int) -> Request:
         block_tokens = self._options.block_tokens
         return Request(
             round(time_s, 3), len(block_ids) * block_tokens, output_blocks * block_tokens, block_ids
         )
-
-    def _fresh_blocks(self, mean: float) -> list[int]:
-        start, self._next_id = self._next_id, self._next_id + self._geometric(mean)
-        return list(range(start, self._next_id))
-
-    def _geometric(self, mean: float) -> int:
-        """1 or more, with the mean given (1 at least)."""
-        if mean <= 1:
-            return 1
-        return 1 + int(math.log(1 - self._random()) / math.log(1 - 1 / mean))
-
-    def _exponential(self, mean: float) -> float:
-        return -mean * math.log(1 - self._random())

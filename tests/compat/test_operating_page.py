@@ -17,9 +17,9 @@ def test_the_table_has_every_option_under_its_names() -> None:
 
 def test_the_table_has_every_default() -> None:
     said = {match[2]: match[3].strip("`") for match in ROW.findall(PAGE)}
-    words = {True: "yes", False: "no", 1 / 128: "1/128"}
+    words = {"True": "yes", "False": "no", str(1 / 128): "1/128"}
     known = {each.flag: each.default for each in options() if each.default is not None}
-    shown = {flag: str(words.get(value, value)) for flag, value in known.items()}
+    shown = {flag: words.get(str(value), str(value)) for flag, value in known.items()}
     assert {flag: said[flag] for flag in shown} == {
         flag: text.removesuffix(".0") for flag, text in shown.items()
     }

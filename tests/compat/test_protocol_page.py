@@ -1,5 +1,6 @@
 """The example in docs/protocol.md, sent byte for byte to a node."""
 
+import hmac
 import re
 import struct
 from pathlib import Path
@@ -20,7 +21,8 @@ from tests.pools import ROOT
 from tests.tenants import TOKENS, configuration, planned
 
 PAGE = (ROOT / "docs" / "protocol.md").read_text()
-EXAMPLE, _, PROOF = PAGE.partition("\n## Example\n")[2].partition("\n### A proof\n")
+EXAMPLE, _, PROOFS = PAGE.partition("\n## Example\n")[2].partition("\n### A proof\n")
+PROOF, _, PEER = PROOFS.partition("\n### A proof of a peer\n")
 HEX = re.compile(r"^((?:[0-9a-f]{2} ?)+)(?: {3,}.*)?$")
 
 
@@ -62,6 +64,17 @@ def test_the_example_of_a_proof_is_what_the_page_says_it_is() -> None:
     exchange = Proving(b"kvpool example token", bytes(range(32)), bytes(range(32, 64)), b"a")
     signature = exchange.signature("stream", bytes(range(64, 80)), 1)
     assert said == exchange.client_proof + exchange.node_proof + exchange.key + signature
+
+
+def test_the_example_of_a_peers_proof_is_what_the_page_says_it_is() -> None:
+    (said,) = blocks_of_bytes(PEER)
+    node, to = bytes(range(0x40, 0x50)), bytes(range(0x50, 0x60))
+    both = bytes(range(64)) + node + struct.pack("<Q", 7) + to + b"\x04\x00prod" + b"a"
+    key = b"kvpool example token"
+    answered = to + struct.pack("<Q", 9)
+    assert said == hmac.digest(key, b"kvpool peer 2" + both, "sha256") + hmac.digest(
+        key, b"kvpool peer node 2" + both + answered, "sha256"
+    )
 
 
 def prove(path: str) -> None:

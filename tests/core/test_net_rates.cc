@@ -48,6 +48,20 @@ TEST_CASE("rate: a call larger than the bucket is admitted, and paid for by thos
   CHECK(limit.admit(1, kStart + 4001ms));
 }
 
+TEST_CASE("rate: what went out before its size was known is owed") {
+  RateLimit limit(1000);
+  CHECK(limit.has_room(kStart));
+  limit.charge(2500, kStart);
+  CHECK(!limit.has_room(kStart));
+  CHECK(!limit.admit(1, kStart + 1499ms));
+  limit.charge(1000, kStart);  // over the limit or not
+  CHECK(!limit.has_room(kStart + 2499ms));
+  CHECK(limit.has_room(kStart + 2501ms));
+  RateLimit none;
+  none.charge(1 << 30, kStart);
+  CHECK(none.has_room(kStart));
+}
+
 TEST_CASE("rate: another rate keeps the debt in bytes and the bucket as full as it was") {
   RateLimit limit(1000);
   CHECK(limit.admit(3000, kStart));  // 2000 bytes of debt

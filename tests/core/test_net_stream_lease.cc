@@ -19,6 +19,7 @@ struct Leasing {
   ServerOptions options;
   ServerBooks books;
   std::shared_ptr<ClientBooks> client = std::make_shared<ClientBooks>(1, *pool.node, books);
+  const DirectoryDoor nowhere;
   std::unique_ptr<Reactor> reactor;
 
   explicit Leasing(std::uint64_t pin_bytes) {
@@ -43,7 +44,8 @@ struct Leasing {
     REQUIRE(reactor
                 ->add(1, {std::make_shared<StreamServe>(
                              std::move(ends.far), is_unix,
-                             StreamServe::Host{*pool.node, options, books, client})})
+                             StreamServe::Host{*pool.node, options, books, client, nowhere,
+                                               StreamKind::client, HolderName{}})})
                 .has_value());
     return std::move(ends.near);
   }

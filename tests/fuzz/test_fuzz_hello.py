@@ -15,6 +15,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from kvpool import wire, wire_client
+from kvpool.address import TcpAddress, parse_host_and_port
+from kvpool.cluster.peer_link import Own, dial
 from kvpool.wire import RefusedByPeer, WireError
 from tests.daemons import WAIT_S, Running, asked, connected, hello, request, serving
 from tests.pools import opaque
@@ -27,6 +29,10 @@ HELLOS = [
     wire.pack_hello({"kind": "stream", "client": ID, "name": "模型", "pid": 0}),
     wire.pack_hello({"kind": "stream", "client": ID, "counter": 1, "mac": bytes(32)}),
     wire.pack_hello({"kind": "shm", "client": ID}),
+    wire.pack_hello({"kind": "peer", "cluster": "prod", "node": ID, "incarnation": 1, "to": ID}),
+    wire.pack_hello(
+        {"kind": "peer", "cluster": "c", "node": ID, "incarnation": 1 << 60, "nonce": bytes(32)}
+    ),
 ]
 ANSWERS = [
     wire.pack_hello({"ok": True, "client": ID, "lanes": 4}),
@@ -107,7 +113,8 @@ def test_damaged_ones(packed: bytes, changes: Any, cut: int, tail: bytes) -> Non
     found = read_as_hello(damaged(packed, changes, cut, tail))
     if found is not None:
         assert found.kind in wire.KINDS
-        assert (found.client is None) == (found.kind == "control")
+        assert (found.client is None) == (found.kind in ("control", "peer"))
+        assert (found.node is not None) == (found.kind == "peer")
         assert len(found.name.encode()) <= wire.NAME_BYTES_MAX
     read_as_answer(damaged(packed, changes, cut, tail))
 
@@ -125,6 +132,10 @@ def test_damaged_ones(packed: bytes, changes: Any, cut: int, tail: bytes) -> Non
             "nonce": values,
             "counter": values,
             "mac": values,
+            "cluster": values,
+            "node": st.just(ID) | values,
+            "incarnation": values,
+            "to": values,
             "proof": values,
             "ok": st.booleans() | values,
             "error": values,
@@ -151,6 +162,15 @@ def test_the_valid_ones_are_read() -> None:
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("fuzz")
     with serving(folder, listen="127.0.0.1:0", log_level="error") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def member(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A daemon that is in a cluster."""
+    folder = tmp_path_factory.mktemp("member")
+    own = Own("prod", ID, 1000, "token of the cluster")
+    with serving(folder, own, listen="127.0.0.1:0", log_level="error") as running:
         yield running
 
 
@@ -239,6 +259,47 @@ def test_a_daemon_answers_every_well_formed_request(
         wire_client.send_until(sock, wire.pack_message(fields), deadline)
         answer = wire_client.Messages(sock).next(deadline)
     assert answer["ok"] is True or answer["error"] in ("bad_argument", "manifest_mismatch")
+
+
+@DAEMON
+@given(
+    fields=st.fixed_dictionaries(
+        {"kind": st.just("peer"), "cluster": st.just("prod") | values},
+        optional={
+            "node": st.just(ID[::-1]) | values,
+            "incarnation": st.integers(1, 1 << 63) | values,
+            "nonce": st.just(bytes(32)) | values,
+            "tenant": st.just("default") | values,
+            "to": st.just(ID) | values,
+            "client": values,
+            "name": values,
+        },
+    ),
+    proof=st.just({"proof": bytes(32)}) | st.dictionaries(st.text(max_size=5), values, max_size=3),
+    tail=st.binary(max_size=64),
+)
+def test_no_stranger_becomes_a_peer(
+    member: Running, fields: dict[str, Any], proof: dict[str, Any], tail: bytes
+) -> None:
+    with connected(member, tcp=True) as sock:
+        sock.sendall(wire.pack_hello(fields) + wire.pack_hello(proof) + tail)
+        sock.shutdown(socket.SHUT_WR)
+        answered = end_of(sock)
+    while answered:
+        _, length = wire.read_head(answered[: wire.HEAD_BYTES])
+        told = wire.read_map(answered[wire.HEAD_BYTES : wire.HEAD_BYTES + length])
+        assert told["ok"] is False or set(told) == {"ok", "challenge"}
+        answered = answered[wire.HEAD_BYTES + length :]
+    assert member.server.peers == []
+    still_serves(member)
+
+
+def test_a_member_lets_the_right_one_in_after_all_that(member: Running) -> None:
+    host, port = parse_host_and_port("listen", member.tcp_address.removeprefix("tcp://"))
+    own = Own("prod", ID[::-1], 1, "token of the cluster")
+    sock, facts = dial(TcpAddress(host, port), own, "", time.monotonic() + WAIT_S, to=ID)
+    sock.close()
+    assert facts.incarnation == 1000
 
 
 def test_no_descriptor_was_left_behind(daemon: Running) -> None:

@@ -204,7 +204,7 @@ def test_a_namespace_that_the_node_refuses_now_is_lost_alone(tmp_path: Path) -> 
             assert begun.wait(WAIT_S)
             if id == lost[0]:
                 raise NoResource("no place for it")
-            return other.node._node.open_space(id, block_bytes)
+            return other.node.watched.open_space(id, block_bytes)
 
         other = Running(planned(tmp_path), open_space=refuse_one)
         begun.set()

@@ -18,9 +18,10 @@ CHANNELS = ["unix", "tcp"]
 
 def check_sums(told: dict[str, Any]) -> None:
     assert told["lookup_blocks"] == sum(
-        told[f"lookup_{part}"] for part in ("dram", "ssd", "missed", "behind")
+        told[f"lookup_{part}"] for part in ("dram", "ssd", "remote", "missed", "behind")
     )
-    assert told["get_blocks"] == told["loaded_dram"] + told["loaded_ssd"] + sum(told["missed"])
+    loaded = sum(told[f"loaded_{tier}"] for tier in ("dram", "ssd", "remote"))
+    assert told["get_blocks"] == loaded + sum(told["missed"])
     assert told["put_blocks"] == sum(told["put_status"])
     assert len(told["missed"]) == len(Miss)
     assert len(told["put_status"]) == max(Reason) + 1
@@ -108,7 +109,7 @@ class WholeDaemon(daemons.Running):
     async def _serve(self) -> None:
         (tenant,), (planned,) = self.tenants.values(), self.plan.tenants.values()
         options = {**planned.server, **self.rates}
-        self.server: Any = _core.Server.create(self.node._node, **options)
+        self.server: Any = _core.Server.create(self.node.watched, **options)
         tenant.server = self.server
         await super()._serve()
 

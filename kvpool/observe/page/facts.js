@@ -8,8 +8,8 @@ const added = (list, of) => list.reduce((total, each) => {
   return total;
 }, {});
 
-const hits = (traffic) => traffic.hit_dram + traffic.hit_ssd;
-const loaded = (traffic) => traffic.loaded_dram + traffic.loaded_ssd;
+const hits = (traffic) => traffic.hit_dram + traffic.hit_ssd + traffic.hit_remote;
+const loaded = (traffic) => traffic.loaded_dram + traffic.loaded_ssd + traffic.loaded_remote;
 
 // As Traffic.hit_ratio() of the daemon has it: of lookups, or of gets where nobody looks up.
 export function hitRatio(traffic) {
@@ -22,8 +22,8 @@ export function together(tenants) {
   const disks = tenants.map(({ ssd }) => ssd).filter((each) => each !== null);
   const traffics = tenants.map(({ traffic }) => traffic);
   const traffic = {};
-  for (const name of ["requested", "hit_dram", "hit_ssd", "asked", "loaded_dram", "loaded_ssd",
-    "loaded_bytes", "stored", "stored_bytes", "present"]) {
+  for (const name of ["requested", "hit_dram", "hit_ssd", "hit_remote", "asked", "loaded_dram",
+    "loaded_ssd", "loaded_remote", "loaded_bytes", "stored", "stored_bytes", "present"]) {
     traffic[name] = sum(traffics, (each) => each[name]);
   }
   for (const name of ["missed", "failed", "refused"]) traffic[name] = added(traffics, (each) => each[name]);
