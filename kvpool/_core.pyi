@@ -120,7 +120,7 @@ class ClusterReplay:
     """
 
     def __init__(self) -> None: ...
-    def add(self, nodes: int, capacity_blocks: int, **options: Any) -> None:
+    def add(self, nodes: int, capacity_blocks: int, **options) -> None:
         """
         One more cluster, of so many nodes and so many blocks in all; before the first feed().
 
@@ -539,7 +539,7 @@ class Server:
         client: int,
         descriptor: int,
         is_peer: bool = False,
-        node: bytes = b"",
+        node: bytes = ...,
         incarnation: int = 0,
     ) -> None:
         """
