@@ -120,7 +120,7 @@ class ClusterReplay:
     """
 
     def __init__(self) -> None: ...
-    def add(self, nodes: int, capacity_blocks: int, **options) -> None:
+    def add(self, nodes: int, capacity_blocks: int, **options: Any) -> None:
         """
         One more cluster, of so many nodes and so many blocks in all; before the first feed().
 

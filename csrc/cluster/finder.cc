@@ -134,7 +134,7 @@ void Finder::forget(const DirectoryKey& key, MemberHandle holder) {
     const auto found = cache->find(key);
     if (found == cache->end()) continue;
     std::ranges::replace(found->second.where.holders, holder, kNoMember);
-    // Until the one who said so has taken it back: who asks on and on costs it one try in that time.
+    // Until who said so has taken it back: who asks on and on has one try in that time.
     if (is_nobody(found->second.where.holders))
       found->second.until =
           std::min(found->second.until, steady_clock::now() + options_.keep_absent);
