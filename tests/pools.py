@@ -6,6 +6,7 @@ remembering what was put: right bytes or a miss.
 
 import functools
 import hashlib
+import re
 import subprocess
 import sys
 import time
@@ -69,6 +70,13 @@ def got(space: kvpool.Namespace, wanted: list[bytes]) -> int:
 
 def is_there(space: kvpool.Namespace, wanted: bytes) -> bool:
     return space.lookup([wanted]).blocks == 1
+
+
+def shown(value: object) -> str:
+    """repr() that is the same in every process, for names of cases: no addresses, sets in order."""
+    if isinstance(value, set):
+        return f"{{{', '.join(sorted(map(repr, value)))}}}"
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def wait_until(true: Callable[[], bool], timeout_s: float = 30) -> None:
