@@ -40,7 +40,7 @@ class Reason(enum.IntEnum):
     POOL_PINNED = 2  # nothing more can go: it is being read or written
     INDEX_FULL = 3  # the index has no place for this key
     CHAIN_BROKEN = 4  # a block before it in the same call was not stored
-    TIMED_OUT = 5  # another writer of this key did not finish in time
+    TIMED_OUT = 5  # another writer of this key, or making room in several steps, took too long
     DROPPED = 6  # the namespace was dropped meanwhile
     NO_MEMORY = 7  # the machine has no pages for it
     FAILED = 8  # the writer gave up, the pool was closed meanwhile, or a test injected a fault

@@ -4,8 +4,11 @@ A payload is a function of its key alone, so that a test can say what a block mu
 remembering what was put: right bytes or a miss.
 """
 
+import fcntl
 import functools
 import hashlib
+import os
+import re
 import subprocess
 import sys
 import time
@@ -69,6 +72,24 @@ def got(space: kvpool.Namespace, wanted: list[bytes]) -> int:
 
 def is_there(space: kvpool.Namespace, wanted: bytes) -> bool:
     return space.lookup([wanted]).blocks == 1
+
+
+def shown(value: object) -> str:
+    """repr() that is the same in every process, for names of cases: no addresses, sets in order."""
+    if isinstance(value, set):
+        return f"{{{', '.join(sorted(map(repr, value)))}}}"
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+@contextmanager
+def alone_with(folder: Path) -> Iterator[None]:
+    """One process of all that run tests at a time: the others wait for it here."""
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)
 
 
 def wait_until(true: Callable[[], bool], timeout_s: float = 30) -> None:

@@ -11,7 +11,7 @@ enum class PutStatus : std::uint8_t {
   pool_pinned = 2,   // nothing more can go: it is being read or written
   pool_index = 3,    // the index has no place for it
   chain_broken = 4,  // a block before it in the same call was not stored
-  timed_out = 5,     // another writer has the key and did not finish in time
+  timed_out = 5,     // another writer has the key, or room takes several steps: too long
   dropped = 6,       // the namespace was dropped meanwhile
   no_memory = 7,     // the machine has no pages for the slot
   failed = 8,        // the payload could not be produced, or a fault was injected

@@ -18,6 +18,7 @@ from kvpool.bench.vllm_plan import Plan
 
 SYSTEMS = ("none", "kvpool")
 PROMPTS, PROMPT_TOKENS, OUTPUT_TOKENS = 32, 512, 32
+QUICK_PROMPT_TOKENS = 160  # more than one block
 STEP_TOKENS = 2048
 ROUNDS = 10
 POOL_BYTES = 512 << 20
@@ -27,31 +28,31 @@ RATIO_MIN = 0.98
 def overhead(plan: Plan) -> Iterator[Row]:
     """One row: throughput with kvpool by throughput without a connector."""
     prompts, outputs = plan.of(PROMPTS, quick=2), plan.of(OUTPUT_TOKENS, quick=2)
+    tokens = plan.of(PROMPT_TOKENS, quick=QUICK_PROMPT_TOKENS)
     sizes = Sizes(
-        positions=PROMPT_TOKENS + outputs,
+        positions=tokens + outputs,
         step_tokens=STEP_TOKENS,
         kv_bytes=POOL_BYTES,
-        held_tokens=prompts * (PROMPT_TOKENS + outputs),
+        held_tokens=prompts * (tokens + outputs),
     )
-    batch_bytes = prompts * PROMPT_TOKENS * plan.model.token_bytes
+    batch_bytes = prompts * tokens * plan.model.token_bytes
     fills = plan.of(-(-POOL_BYTES // batch_bytes), quick=1)
-    rounds = plan.of(ROUNDS, quick=2)
+    rounds = plan.of(ROUNDS, quick=1)
     rates: dict[str, list[float]] = {name: [] for name in SYSTEMS}
     with pairs(plan, SYSTEMS, sizes) as engines:
         plan.say(f"overhead: {fills} batches to fill the pool, then {rounds}")
         for number in range(fills + rounds):
-            batch = _batch(plan, number, prompts)
+            batch = _batch(plan, number, (prompts, tokens))
             for pair in engines if number % 2 else reversed(engines):
                 rate = _rate(pair, batch, outputs)
                 if number >= fills:
                     rates[pair.system.name].append(rate)
-    yield _row(plan, rates)
+    yield _row(plan, rates, tokens)
 
 
-def _batch(plan: Plan, number: int, prompts: int) -> list[list[int]]:
+def _batch(plan: Plan, number: int, shape: tuple[int, int]) -> list[list[int]]:
     made = np.random.default_rng([plan.seed, 1, number])
-    tokens = made.integers(100, plan.model.vocabulary, (prompts, PROMPT_TOKENS))
-    return [[int(token) for token in prompt] for prompt in tokens]
+    return [list(map(int, prompt)) for prompt in made.integers(100, plan.model.vocabulary, shape)]
 
 
 def _rate(pair: Pair, batch: list[list[int]], outputs: int) -> float:
@@ -62,16 +63,16 @@ def _rate(pair: Pair, batch: list[list[int]], outputs: int) -> float:
         " tokens",
     )
     quiet(pair.system.daemon)
-    return len(batch) * (PROMPT_TOKENS + outputs) / answer.seconds
+    return sum(len(prompt) + outputs for prompt in batch) / answer.seconds
 
 
-def _row(plan: Plan, rates: dict[str, list[float]]) -> Row:
+def _row(plan: Plan, rates: dict[str, list[float]], prompt_tokens: int) -> Row:
     alone, with_kvpool = (statistics.median(rates[name]) for name in SYSTEMS)
     beside = [ours / theirs for ours, theirs in zip(rates["kvpool"], rates["none"], strict=True)]
     fields: dict[str, Value] = {
         "work": "overhead",
         "system": "kvpool",
-        "prompt_tokens": PROMPT_TOKENS,
+        "prompt_tokens": prompt_tokens,
         "threads": plan.threads,
         "rounds": len(beside),
         "tokens_per_s": with_kvpool,

@@ -19,11 +19,27 @@ from kvpool.bench.vllm_engines import Pair, Sizes, pairs, quiet
 from kvpool.bench.vllm_plan import BLOCK_TOKENS, Plan
 
 SYSTEMS = ("none", "kvpool")
-SESSIONS, TURNS, ROUNDS = 20, 6, 3
-QUICK_SESSIONS, QUICK_TURNS = 4, 2
-USER_TOKENS, OUTPUT_TOKENS = 224, 32
+ROUNDS = 3
 STEP_TOKENS = 2048
 CACHE_SHARE = 4  # the engine's cache holds one in so many
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shape:
+    """Of a conversation. A turn adds the user's tokens and the engine's to a session."""
+
+    sessions: int
+    turns: int
+    user_tokens: int
+    output_tokens: int
+
+    @property
+    def longest_tokens(self) -> int:
+        return self.turns * (self.user_tokens + self.output_tokens)
+
+
+USUAL = Shape(sessions=20, turns=6, user_tokens=224, output_tokens=32)
+QUICK = Shape(sessions=3, turns=2, user_tokens=136, output_tokens=8)  # a turn is a whole block
 
 
 @dataclasses.dataclass(slots=True)
@@ -46,10 +62,9 @@ def turns(plan: Plan) -> Iterator[Row]:
 
     In words: hit_rate = (local + external) / prompt tokens, of all turns, the first one included.
     """
-    sessions = plan.of(SESSIONS, quick=QUICK_SESSIONS)
-    count = plan.of(TURNS, quick=QUICK_TURNS)
-    longest = count * (USER_TOKENS + OUTPUT_TOKENS)
-    all_blocks = sessions * -(-longest // BLOCK_TOKENS)
+    shape = QUICK if plan.is_quick else USUAL
+    longest = shape.longest_tokens
+    all_blocks = shape.sessions * -(-longest // BLOCK_TOKENS)
     sizes = Sizes(
         positions=longest + BLOCK_TOKENS,
         step_tokens=STEP_TOKENS,
@@ -61,23 +76,23 @@ def turns(plan: Plan) -> Iterator[Row]:
     with pairs(plan, SYSTEMS, sizes) as engines:
         for number in range(plan.of(ROUNDS, quick=1)):
             for pair in engines if number % 2 else reversed(engines):
-                plan.say(f"{sessions} sessions x {count} turns: {pair.system.name}")
-                talks[pair.system.name].append(_talk(plan, pair, number, sessions, count))
+                plan.say(f"{shape.sessions} sessions x {shape.turns} turns: {pair.system.name}")
+                talks[pair.system.name].append(_talk(plan, pair, number, shape))
     for name in SYSTEMS:
-        yield Row(_fields(talks, name, sessions, count))
+        yield Row(_fields(talks, name, shape))
 
 
-def _talk(plan: Plan, pair: Pair, number: int, sessions: int, count: int) -> Talk:
+def _talk(plan: Plan, pair: Pair, number: int, shape: Shape) -> Talk:
     made = np.random.default_rng([plan.seed, 2, number])
-    said: list[list[int]] = [[] for _ in range(sessions)]
+    said: list[list[int]] = [[] for _ in range(shape.sessions)]
     talk = Talk()
-    for turn in range(count):
+    for turn in range(shape.turns):
         for words in said:
-            words += map(int, made.integers(100, plan.model.vocabulary, USER_TOKENS))
-        answer = pair.engine.generate(said, OUTPUT_TOKENS, keeps=turn > 0)
+            words += map(int, made.integers(100, plan.model.vocabulary, shape.user_tokens))
+        answer = pair.engine.generate(said, shape.output_tokens, keeps=turn > 0)
         talk.seconds += answer.seconds
         talk.prompt_tokens += sum(map(len, said))
-        talk.output_tokens += sessions * OUTPUT_TOKENS
+        talk.output_tokens += shape.sessions * shape.output_tokens
         talk.local += answer.local
         talk.external += answer.external
         for words, output in zip(said, answer.outputs, strict=True):
@@ -86,7 +101,7 @@ def _talk(plan: Plan, pair: Pair, number: int, sessions: int, count: int) -> Tal
     return talk
 
 
-def _fields(talks: dict[str, list[Talk]], name: str, sessions: int, count: int) -> dict[str, Value]:
+def _fields(talks: dict[str, list[Talk]], name: str, shape: Shape) -> dict[str, Value]:
     def median(value: str, system: str = name) -> float:
         return float(statistics.median(getattr(talk, value) for talk in talks[system]))
 
@@ -95,8 +110,8 @@ def _fields(talks: dict[str, list[Talk]], name: str, sessions: int, count: int) 
     return {
         "work": "turns",
         "system": name,
-        "sessions": sessions,
-        "turns": count,
+        "sessions": shape.sessions,
+        "turns": shape.turns,
         "rounds": len(talks[name]),
         "tokens_per_s": rate,
         "times_none": rate / median("tokens_per_s", "none"),

@@ -18,7 +18,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.pools import ROOT, alone_with
+
 FLAVOURS = ("core", "asan", "tsan")
 CASE_S_MAX = 300
 CASES_AT_ONCE_MAX = 4
@@ -72,7 +73,8 @@ def open_build(folder: Path) -> Build:
     binary = str(folder / "kvpool_core_tests")
     if not (folder / "build.ninja").exists():
         return Build((binary,), fault=f"{folder} is not built: run `make test`")
-    made = run(("cmake", "--build", str(folder)), BUILD_S_MAX)
+    with alone_with(folder):
+        made = run(("cmake", "--build", str(folder)), BUILD_S_MAX)
     if made.returncode != 0:
         return Build((binary,), fault=f"{folder} does not build:\n{made.stdout[-4000:]}")
     command = (*prefix_for(binary), binary)

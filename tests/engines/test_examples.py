@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.engines.rig import engine_python, environment, model_folder
 from tests.pools import ROOT
 
-RUN_S_MAX = 600
+RUN_S_MAX = 2400  # a hang, not slowness: 150 s on two cores with nothing else to do
 
 
 def run(command: list[str], folder: Path) -> str:

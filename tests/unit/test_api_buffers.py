@@ -11,7 +11,7 @@ import pytest
 
 import kvpool
 from kvpool import BadArgument, BadType, Put
-from tests.pools import BLOCK_BYTES, got, key, keys, opaque, opened, payload, payloads
+from tests.pools import BLOCK_BYTES, got, key, keys, opaque, opened, payload, payloads, shown
 
 N = 3
 KEYS = keys(range(N))
@@ -160,7 +160,7 @@ def every_use_of_keys(space: kvpool.Namespace, given: Any) -> dict[str, Callable
         (np.arange(6), BadType, "token ids"),
         (np.arange(12, dtype=np.int32), BadType, "token ids"),
     ],
-    ids=lambda value: repr(value)[:24],
+    ids=lambda value: shown(value)[:24],
 )
 def test_keys_that_are_none_are_refused_everywhere(
     space: kvpool.Namespace, given: Any, kind: type[Exception], complaint: str
@@ -234,7 +234,7 @@ def test_a_stride_may_be_any_integer_kind_and_the_buffer_larger(filled: kvpool.N
         (np.float64(4096), BadType, "stride is of type"),
         ([4096], BadType, "stride is of type"),
     ],
-    ids=repr,
+    ids=shown,
 )
 def test_a_stride_that_does_not_fit(
     filled: kvpool.Namespace, stride: Any, kind: type[Exception], complaint: str
@@ -311,7 +311,7 @@ def test_memory_that_is_not_contiguous_is_refused(filled: kvpool.Namespace, memo
             call(KEYS, memory)
 
 
-@pytest.mark.parametrize("memory", [None, 5, "text", object(), {}, set(), range(3)], ids=repr)
+@pytest.mark.parametrize("memory", [None, 5, "text", object(), {}, set(), range(3)], ids=shown)
 def test_what_is_no_memory_is_refused(filled: kvpool.Namespace, memory: Any) -> None:
     for call in (filled.put, filled.get_into):
         with pytest.raises(BadType, match="buffer protocol"):
@@ -425,7 +425,7 @@ def test_offsets_may_repeat_and_go_anywhere_inside(filled: kvpool.Namespace) -> 
         (iter([0, 1, 2]), BadType, "integer array"),
         (range(1 << 62), BadArgument, "offsets has 4611686018427387904 items"),
     ],
-    ids=lambda value: repr(value)[:24],
+    ids=lambda value: shown(value)[:24],
 )
 def test_offsets_that_do_not_fit(
     filled: kvpool.Namespace, offsets: Any, kind: type[Exception], complaint: str
@@ -491,7 +491,7 @@ def test_a_region_keeps_its_memory(filled: kvpool.Namespace) -> None:
     assert filled.get_into(KEYS, temporary, offsets=[0, 0, 0]) == N
 
 
-@pytest.mark.parametrize("memory", [None, 5, "text", [bytearray(8)], object()], ids=repr)
+@pytest.mark.parametrize("memory", [None, 5, "text", [bytearray(8)], object()], ids=shown)
 def test_what_is_no_memory_cannot_be_registered(space: kvpool.Namespace, memory: Any) -> None:
     with pytest.raises(BadType, match="the region is"):
         space.pool.register(memory)

@@ -8,7 +8,7 @@ import pytest
 import kvpool
 from kvpool import BadArgument, BadType, Manifest, ManifestMismatch
 from kvpool.keys import prefix_keys
-from tests.pools import got, key, keys, opaque, opened, payloads
+from tests.pools import got, key, keys, opaque, opened, payloads, shown
 
 SOME = keys(range(3))
 
@@ -104,7 +104,7 @@ def test_a_namespace_that_could_not_be_made_does_not_take_the_name() -> None:
         pool.namespace(opaque(name="prod"))
 
 
-@pytest.mark.parametrize("manifest", [None, "m", {"model": "m"}, b"", 5, Manifest], ids=repr)
+@pytest.mark.parametrize("manifest", [None, "m", {"model": "m"}, b"", 5, Manifest], ids=shown)
 def test_only_a_manifest_names_a_namespace(manifest: Any) -> None:
     with opened() as pool, pytest.raises(BadType, match="manifest is"):
         pool.namespace(manifest)
@@ -198,7 +198,7 @@ def test_temperature_rises_with_use_and_absent_blocks_have_none() -> None:
         (None, BadType),
         (7, BadType),
     ],
-    ids=repr,
+    ids=shown,
 )
 def test_temperature_takes_one_key(given: Any, kind: type[Exception]) -> None:
     with opened() as pool, pytest.raises(kind, match="key"):
@@ -236,7 +236,7 @@ def test_keys_of_a_namespace_follow_its_manifest() -> None:
         (bytes(15), BadArgument),
         (b"".join(SOME), BadArgument),
     ],
-    ids=repr,
+    ids=shown,
 )
 def test_after_is_one_key(after: Any, kind: type[Exception]) -> None:
     with opened() as pool, pytest.raises(kind, match="after is"):

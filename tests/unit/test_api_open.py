@@ -11,7 +11,17 @@ import pytest
 
 import kvpool
 from kvpool import BadArgument, BadType, KvpoolError, PoolClosed
-from tests.pools import BLOCK_BYTES, got, keys, opaque, opened, payloads, run_python, wait_until
+from tests.pools import (
+    BLOCK_BYTES,
+    got,
+    keys,
+    opaque,
+    opened,
+    payloads,
+    run_python,
+    shown,
+    wait_until,
+)
 
 MIB = 1 << 20
 
@@ -69,7 +79,7 @@ def test_a_value_that_cannot_be_meant_is_named(options: dict[str, Any], complain
         {"clock": 5},
         {"clock": kvpool.ManualClock},
     ],
-    ids=repr,
+    ids=shown,
 )
 def test_a_wrong_type_is_a_bad_type(options: dict[str, Any]) -> None:
     (name,) = options
@@ -183,7 +193,7 @@ def test_resize_changes_one_limit_and_leaves_the_other() -> None:
         {"timeout": float("inf")},
         {"timeout": 1e9},
     ],
-    ids=repr,
+    ids=shown,
 )
 def test_resize_refuses_what_it_cannot_do(arguments: dict[str, Any]) -> None:
     with opened("8MiB") as pool:

@@ -11,7 +11,7 @@ import pytest
 
 import kvpool
 from kvpool import BadArgument, BadType, Put
-from tests.pools import opaque, opened
+from tests.pools import opaque, opened, shown
 
 LAYERS, TOKENS, HEADS, DIM, PAGES = 3, 8, 2, 4, 12
 FIELDS: dict[str, Any] = {
@@ -284,7 +284,7 @@ def test_layers_of_another_kind_are_refused(pool: kvpool.Pool) -> None:
                 method(layers, [0], chain)
 
 
-@pytest.mark.parametrize("given", [None, 5, "layers", object()], ids=repr)
+@pytest.mark.parametrize("given", [None, 5, "layers", object()], ids=shown)
 def test_what_are_no_layers_is_refused(pool: kvpool.Pool, given: Any) -> None:
     space = pool.namespace(kvpool.Manifest(**FIELDS))
     for call in (space.save, space.load):

@@ -20,6 +20,7 @@ from tests.pools import (
     opened,
     payload,
     payloads,
+    shown,
     wait_until,
 )
 
@@ -166,7 +167,7 @@ def test_a_parent_that_is_gone_is_no_error(space: kvpool.Namespace) -> None:
         (7, BadType),
         (SOME, BadType),
     ],
-    ids=repr,
+    ids=shown,
 )
 def test_a_parent_is_one_key(space: kvpool.Namespace, parent: Any, kind: type[Exception]) -> None:
     layers = space.layers([np.zeros((4, BLOCK_BYTES), np.uint8)])

@@ -10,7 +10,18 @@ import pytest
 
 import kvpool
 from kvpool import BadArgument, BadType, PoolClosed, Put, Reason
-from tests.pools import BLOCK_BYTES, got, is_there, key, keys, opaque, opened, payload, payloads
+from tests.pools import (
+    BLOCK_BYTES,
+    got,
+    is_there,
+    key,
+    keys,
+    opaque,
+    opened,
+    payload,
+    payloads,
+    shown,
+)
 
 KEY = key(1)
 
@@ -266,7 +277,7 @@ def test_a_slot_of_a_closed_pool_cannot_be_committed() -> None:
         (7, BadType),
         ([KEY], BadType),
     ],
-    ids=repr,
+    ids=shown,
 )
 def test_reserve_takes_one_key(space: kvpool.Namespace, given: Any, kind: type[Exception]) -> None:
     with pytest.raises(kind, match="key is"):

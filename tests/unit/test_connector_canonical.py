@@ -9,6 +9,7 @@ import pytest
 
 from kvpool import BadArgument
 from kvpool.connectors.canonical import VALUE_BYTES_MAX, digest_of, plain, text_of
+from tests.pools import shown
 
 
 class Colour(enum.Enum):
@@ -52,7 +53,7 @@ class Dtype:
         (Dtype(), "bfloat16"),
         (int, "builtins.int"),
     ],
-    ids=str,
+    ids=shown,
 )
 def test_values_have_one_plain_form(value: Any, expected: Any) -> None:
     assert plain(value, "config") == expected

@@ -8,6 +8,7 @@ import pytest
 from kvpool import BadArgument, BadType
 from kvpool.connectors.options import _CHECKS as CHECKS
 from kvpool.connectors.options import Options, read_options
+from tests.pools import shown
 
 SECRET = "correct-horse"
 ALL: dict[str, Any] = {
@@ -99,7 +100,7 @@ def test_what_cannot_be_meant_is_named(extra: dict[Any, Any], complaint: str) ->
 
 
 @pytest.mark.parametrize("key", list(CHECKS))
-@pytest.mark.parametrize("value", [[1], {"a": 1}, b"x", object()], ids=repr)
+@pytest.mark.parametrize("value", [[1], {"a": 1}, b"x", object()], ids=shown)
 def test_a_value_of_a_wrong_type_is_named(key: str, value: Any) -> None:
     with pytest.raises(BadType, match=rf"^kv_connector_extra_config: {key}\b"):
         read_options({"spawn": True, key: value})
@@ -118,7 +119,7 @@ def test_a_boolean_is_no_number(key: str) -> None:
         read_options({key: True})
 
 
-@pytest.mark.parametrize("extra", [None, [], "x", 1], ids=repr)
+@pytest.mark.parametrize("extra", [None, [], "x", 1], ids=shown)
 def test_what_is_no_mapping(extra: Any) -> None:
     with pytest.raises(BadType, match="it must be a JSON object"):
         read_options(extra)

@@ -12,6 +12,7 @@ import xxhash
 
 from kvpool import BadArgument, BadType
 from kvpool.keys import KEY_DTYPE, fold_keys, prefix_keys
+from tests.pools import shown
 
 SEED = bytes(range(16))
 TOKENS = [0, 1, 2**16 - 1, 7, 2**31 - 1, 3, 9, 127, 50_000, 4]
@@ -123,7 +124,7 @@ def test_the_first_token_out_of_range_is_named(tokens: Any, position: int, value
         [object()],
         [{}],
     ],
-    ids=repr,
+    ids=shown,
 )
 def test_what_is_no_integer_is_a_bad_type(tokens: Any) -> None:
     with pytest.raises(BadType, match="token"):
@@ -304,7 +305,7 @@ def test_fold_refuses_lengths_that_do_not_fit(
 @pytest.mark.parametrize(
     ("hashes", "hash_bytes"),
     [(["ab"], None), ([1, 2], None), ([None], None), ("abcd", 2), (None, 2), (5, 1), (b"a", 1.0)],
-    ids=repr,
+    ids=shown,
 )
 def test_fold_refuses_what_is_not_bytes(hashes: Any, hash_bytes: Any) -> None:
     with pytest.raises(BadType):

@@ -7,6 +7,7 @@ import pytest
 
 from kvpool import BadArgument, BadType, Manifest
 from kvpool.layers import plan_layers
+from tests.pools import shown
 
 TOKENS, HEADS, DIM, PAGES, LAYERS = 4, 2, 8, 6, 3
 FIELDS: dict[str, Any] = {
@@ -161,7 +162,7 @@ def test_objects_are_refused_as_opaque_pages_too() -> None:
         plan_layers(OPAQUE, [np.zeros((PAGES, 240), object)])
 
 
-@pytest.mark.parametrize("dims", [5, b"page", ["page"]], ids=repr)
+@pytest.mark.parametrize("dims", [5, b"page", ["page"]], ids=shown)
 def test_dims_are_text(dims: Any) -> None:
     with pytest.raises(BadType, match="dims is"):
         plan_layers(NHD, nhd_layers(), dims)

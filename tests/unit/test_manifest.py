@@ -11,6 +11,7 @@ import pytest
 from kvpool import BadArgument, BadType, Manifest, ManifestMismatch
 from kvpool.errors import told_apart
 from kvpool.manifest import FORMAT_VERSION, unpack
+from tests.pools import shown
 
 FULL: dict[str, Any] = {
     "model": "llama-3-8b",
@@ -191,7 +192,7 @@ def test_a_field_that_cannot_be_meant_is_named(fields: dict[str, Any], complaint
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Manifest)])
-@pytest.mark.parametrize("value", [None, 1.5, True, b"x", object(), [1, 2, 3], {"a": 1}], ids=repr)
+@pytest.mark.parametrize("value", [None, 1.5, True, b"x", object(), [1, 2, 3], {"a": 1}], ids=shown)
 def test_a_field_of_a_wrong_type_is_named(field: str, value: Any) -> None:
     fields = {"model": "m", field: value}
     if field == "block_bytes":
@@ -333,7 +334,7 @@ def test_unpack_refuses_everything_else(packed: bytes) -> None:
         unpack(packed)
 
 
-@pytest.mark.parametrize("packed", [None, 5, "text", [1], object()], ids=repr)
+@pytest.mark.parametrize("packed", [None, 5, "text", [1], object()], ids=shown)
 def test_unpack_refuses_what_is_not_bytes(packed: Any) -> None:
     with pytest.raises(BadArgument):
         unpack(packed)
