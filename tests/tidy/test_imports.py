@@ -47,6 +47,7 @@ RANKS = {
         "serve_plan",
         "tenants",
         "cluster",
+        "events",
         "serve_handshakes",
         "replay",
         "bench",
@@ -60,7 +61,15 @@ RANKS = {
         "serve_pins",
         "serve_report",
     ],
-    5: ["connectors", "daemon", "serve_cluster", "serve_http", "serve_observe", "serve_reload"],
+    5: [
+        "connectors",
+        "daemon",
+        "serve_cluster",
+        "serve_events",
+        "serve_http",
+        "serve_observe",
+        "serve_reload",
+    ],
     6: ["serve_cli", "ssd_cli", "cli", "__main__"],
 }
 RANK = {module: rank for rank, modules in RANKS.items() for module in modules}
