@@ -48,13 +48,13 @@ class PublisherSockets:
         self._context = self._zmq.Context()
         self._replay: Any = None
         try:
-            self._pub = self._open(self._zmq.PUB)
+            self._pub = self._context.socket(self._zmq.PUB)
             self._pub.set(self._zmq.SNDHWM, high_water)
             self._pub.set(self._zmq.MAXMSGSIZE, 4096)  # a subscription
             self.endpoint = self._bind(self._pub, endpoint, connect)
             self.replay_endpoint = ""
             if replay_endpoint is not None:
-                self._replay = self._open(self._zmq.ROUTER)
+                self._replay = self._context.socket(self._zmq.ROUTER)
                 self._replay.set(self._zmq.ROUTER_MANDATORY, 1)  # else what is too much is dropped
                 self._replay.set(self._zmq.SNDHWM, ANSWERS_WAITING_MAX)
                 self._replay.set(self._zmq.RCVHWM, REQUESTS_WAITING_MAX)
@@ -100,12 +100,8 @@ class PublisherSockets:
         """What is not sent by then is lost."""
         self._context.destroy(linger=int(linger_s * 1000))
 
-    def _open(self, kind: int) -> Any:
-        sock = self._context.socket(kind)
-        sock.set(self._zmq.IPV6, 1)
-        return sock
-
     def _bind(self, sock: Any, endpoint: str, connect: bool) -> str:
+        sock.set(self._zmq.IPV6, int(connect or "[" in endpoint))
         try:
             (sock.connect if connect else sock.bind)(endpoint)
         except self._zmq.ZMQError as error:
