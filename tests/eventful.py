@@ -68,16 +68,15 @@ class _MadeUpWalk:
 
     def __init__(self, node: MadeUpNode) -> None:
         self._node = node
-        self._last = b""
+        self._left = sorted(node.here, reverse=True)
 
     def step(self) -> tuple[bool, bytes]:
         self._node.between()
-        left = sorted(name for name in list(self._node.here) if name > self._last)
-        rows = []
-        for name in left[: self._node.piece]:
-            rows.append(row(name, 0, self._node.here[name]))
-            self._last = name
-        return len(left) > self._node.piece, b"".join(rows)
+        names = [self._left.pop() for _ in range(min(self._node.piece, len(self._left)))]
+        here = self._node.here
+        return bool(self._left), b"".join(
+            row(each, 0, here[each]) for each in names if each in here
+        )
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ from kvpool.events.encoding import (
 from kvpool.events.sockets import SubscriberSockets
 
 HIGH_WATER = 10_000  # batches that wait here
-ANSWER_S = 5.0  # of silence, until it is asked again
+ANSWER_S, ANSWER_S_MAX = 5.0, 60.0  # of silence, until it is asked again; doubling
 
 
 class Follower:
@@ -53,6 +53,7 @@ class Follower:
         self._next: int | None = None  # the sequence that is to come; None: any
         self._is_asking = self._is_whole = False
         self._asked_at = 0.0
+        self._patience_s = ANSWER_S
         self.counts: Counter[str] = Counter()
         if replay_endpoint is not None:
             self._ask(SNAPSHOT)
@@ -100,10 +101,11 @@ class Follower:
         self._sockets.ask(self._replay, pack_sequence(sequence))
 
     def _answered(self, left_s: float) -> Batch | None:
-        quiet_s = self._asked_at + ANSWER_S - time.monotonic()
+        quiet_s = self._asked_at + self._patience_s - time.monotonic()
         frames = self._sockets.answer(max(0.0, min(left_s, quiet_s)))
         if frames is None:
-            if time.monotonic() - self._asked_at >= ANSWER_S:
+            if time.monotonic() - self._asked_at >= self._patience_s:
+                self._patience_s = min(2 * self._patience_s, ANSWER_S_MAX)
                 self._ask(SNAPSHOT if self._next is None or not self._is_whole else self._next)
             return None
         self._asked_at = time.monotonic()
@@ -111,6 +113,7 @@ class Follower:
             raise BadBatch(f"an answer of {len(frames)} frames")
         if frames[1] == END:
             self._is_asking = False
+            self._patience_s = ANSWER_S
             if not self._is_whole:  # it was cut short
                 self._ask(SNAPSHOT)
             return None

@@ -176,8 +176,8 @@ def test_a_slow_subscriber_is_dropped_and_comes_back_by_a_snapshot(tmp_path: Pat
         following(tmp_path, high_water=2) as follower,
     ):
         follow_until(follower, known, lambda: True)
-        for round_ in range(60):  # nobody reads
-            for at in range(1, 2000):
+        for round_ in range(30):  # nobody reads
+            for at in range(1, 400):
                 node.note(at, 1 + (round_ + at) % 3)
             sent = published.stats()["batches"]
             wait_for(lambda before=sent: published.stats()["batches"] > before)
