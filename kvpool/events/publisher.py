@@ -42,10 +42,11 @@ from kvpool.events.encoding import (
 )
 from kvpool.events.history import History
 from kvpool.events.plans import EventsPlan
-from kvpool.events.runs import Space, by_space, events_of
+from kvpool.events.runs import ROW_BYTES, Space, by_space, events_of
 from kvpool.events.sockets import PublisherSockets
 
 CHANGES_MAX = 1 << 16  # of a node in one window; 6 MiB at most
+ROWS_PER_PART = 4096
 HEARTBEAT_S = 1.0
 ANNOUNCED_PER_S = 250_000  # keys of it
 ANEW_PAUSE_S = 1.0  # from one telling of all that is here to the next
@@ -225,9 +226,11 @@ class Publisher:
         if not rows:
             return
         named = place.named()
-        for space, found in by_space(rows).items():
-            name, block_tokens = named.get(space.number, ("", 0))
-            yield self._source(place, space, name), events_of(found, block_tokens)
+        # In parts, so that no other thread of Python waits for all of it.
+        for begin in range(0, len(rows), ROW_BYTES * ROWS_PER_PART):
+            for space, found in by_space(rows[begin : begin + ROW_BYTES * ROWS_PER_PART]).items():
+                name, block_tokens = named.get(space.number, ("", 0))
+                yield self._source(place, space, name), events_of(found, block_tokens)
 
     def _source(self, place: Place, space: Space, name: str) -> Source:
         return Source(

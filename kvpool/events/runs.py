@@ -35,6 +35,7 @@ _ROWS = np.dtype(
         ("", "V2"),
     ]
 )
+ROW_BYTES = _ROWS.itemsize
 _NONE = bytes(16)
 
 Row = tuple[bytes, bytes, int, int]  # key, the one before it, tiers before and after
