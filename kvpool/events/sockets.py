@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import math
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,6 +46,7 @@ class PublisherSockets:
     ) -> None:
         """Raises NoResource, which names the endpoint."""
         self._zmq = load_zmq()
+        self._pid = os.getpid()
         self._context = self._zmq.Context()
         self._replay: Any = None
         try:
@@ -97,7 +99,9 @@ class PublisherSockets:
                 return
 
     def close(self, linger_s: float) -> None:
-        """What is not sent by then is lost."""
+        """What is not sent by then is lost. In a forked child they are the parent's."""
+        if os.getpid() != self._pid:
+            return
         self._context.destroy(linger=int(linger_s * 1000))
 
     def _bind(self, sock: Any, endpoint: str, connect: bool) -> str:
