@@ -31,6 +31,7 @@ from kvpool import wire, wire_node
 from kvpool.address import host_and_port
 from kvpool.cluster.joined import Joined
 from kvpool.errors import KvpoolError
+from kvpool.events.publisher import Publisher
 from kvpool.manifest import BLOCK_BYTES_MAX
 from kvpool.serve_clients import Clients, answers_of, serve_control
 from kvpool.serve_control import Call, Operation, Refusals, Requests
@@ -76,9 +77,11 @@ class Daemon:
         replan: Replan | None = None,
         web: Web | None = None,
         joined: Joined | None = None,
+        events: Publisher | None = None,
     ) -> None:
         """replan: gives the plan of the configuration as it is now, for reload(). joined: this
-        node's part of its cluster, if it is in one; begun and closed with the daemon."""
+        node's part of its cluster, if it is in one. events: what comes and goes, for others. Both
+        are begun and closed with the daemon."""
         self.plan = plan
         self.tenants = tenants
         self.log = log
@@ -92,6 +95,7 @@ class Daemon:
         self._handshakes = Handshakes()
         self.joined = joined
         self.peers = None if joined is None else self._peers(joined)
+        self.events = events
         self._controls: dict[asyncio.Task[None], Client] = {}
         self._quick = ThreadPoolExecutor(QUICK_THREADS, "kvpool-quick")
         self._slow = ThreadPoolExecutor(SLOW_THREADS, "kvpool-slow")
@@ -170,6 +174,8 @@ class Daemon:
             tasks.append(asyncio.create_task(self.web.run(self)))
         self.is_ready = True
         ready()
+        if self.events is not None:
+            await self._in_thread(self.events.start)
         if self.joined is not None:  # now that it listens: others may come as soon as they know it
             await self._in_thread(self.joined.start)
         stopped = asyncio.create_task(stop.wait())
@@ -208,6 +214,8 @@ class Daemon:
         await self._for_each([each.server.close for each in tenants])
         if self.joined is not None:
             await self._for_each([partial(self.joined.close, max(0.0, end - loop.time()))])
+        if self.events is not None:  # nothing comes any more
+            await self._for_each([self.events.close])
         left_s = max(0.0, end - loop.time())
         await self._for_each([partial(each.node.close, left_s) for each in tenants])
         for pool in (self._quick, self._slow):

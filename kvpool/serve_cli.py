@@ -21,6 +21,7 @@ import kvpool
 if TYPE_CHECKING:
     from kvpool.cluster.joined import Joined
     from kvpool.daemon import Daemon
+    from kvpool.events.publisher import Publisher
     from kvpool.serve_log import EventLog
     from kvpool.serve_plan import Plan
     from kvpool.tenants.tenant import Tenant
@@ -81,20 +82,22 @@ def run(plan: Plan, replan: Callable[[], Plan] | None = None) -> None:
         web = stack.enter_context(_web(plan))
         join = _place(plan, listeners, stack, log)
         tenants = open_tenants(plan, log)
-        asyncio.run(_serve(plan, tenants, (listeners, web, join(tenants)), log, replan))
+        joined = join(tenants)
+        events = _events(plan, tenants, joined, stack, log)
+        asyncio.run(_serve(plan, tenants, (listeners, web, joined, events), log, replan))
     log.info("ended")
 
 
 async def _serve(
     plan: Plan,
     tenants: dict[str, Tenant],
-    where: tuple[Any, Any, Joined | None],
+    where: tuple[Any, Any, Joined | None, Publisher | None],
     log: EventLog,
     replan: Callable[[], Plan] | None,
 ) -> None:
     from kvpool.daemon import Daemon
 
-    listeners, web, joined = where
+    listeners, web, joined, events = where
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -109,6 +112,7 @@ async def _serve(
         replan=replan,
         web=web,
         joined=joined,
+        events=events,
     )
     reloads: set[asyncio.Task[None]] = set()  # the loop itself keeps no task alive
     loop.add_signal_handler(signal.SIGHUP, _told_to_reload, daemon, reloads)
@@ -147,6 +151,25 @@ def _place(
         return joined
 
     return join
+
+
+def _events(
+    plan: Plan,
+    tenants: dict[str, Tenant],
+    joined: Joined | None,
+    stack: contextlib.ExitStack,
+    log: EventLog,
+) -> Publisher | None:
+    """The daemon closes it, and the stack one that none was begun with."""
+    if plan.events is None:
+        return None
+    from kvpool import serve_events
+
+    own = None if joined is None else joined.own
+    publisher = serve_events.open_publisher(plan, tenants, own, log)
+    assert publisher is not None  # there is a plan of it
+    stack.callback(publisher.close)
+    return publisher
 
 
 def _told_to_reload(daemon: Daemon, reloads: set[asyncio.Task[None]]) -> None:

@@ -22,6 +22,7 @@ from kvpool.errors import BadArgument, NotAllowed
 from kvpool.manifest import Manifest
 from kvpool.observe import cluster, report
 from kvpool.serve_control import Operation
+from kvpool.serve_events import events_of
 from kvpool.serve_nodes import cluster_of, given_of
 from kvpool.serve_report import label_of, prefix_of, reuse_of, tenant_of
 from kvpool.tenants.tenant import Client, Tenant
@@ -80,6 +81,7 @@ class Observer:
             tenants=shown,
             refused={} if tenant is not None else daemon.refused_by_reason(),
             cluster=self.cluster(tenant),
+            events=None if tenant is not None else events_of(daemon.events),
         )
 
     def cluster(self, tenant: Tenant | None = None) -> cluster.Cluster | None:

@@ -119,6 +119,23 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
     )
 
 
+class EventsOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """[events]: what comes and goes, for routers that follow it over ZMQ."""
+
+    endpoint: Annotated[
+        str | None, _says("tcp://HOST:PORT or ipc://PATH to publish KV events at (none).")
+    ] = None
+    replay_endpoint: Annotated[
+        str | None, _says("Where subscribers ask for what they missed (none).")
+    ] = None
+    topic: Annotated[str, _says("What each message begins with.")] = "kvpool"
+    buffer: Annotated[int, _says("Batches kept for who missed them.")] = 10_000
+    window: Annotated[Duration, _says("Seconds from one batch to the next.")] = 0.05
+    high_water: Annotated[int, _says("Batches that wait for a slow subscriber.")] = 1000
+    connect: Annotated[bool, _says("Connect to the endpoint, where a collector listens.")] = False
+    open: Annotated[bool, _says("Other machines may subscribe; nobody is asked who.")] = False
+
+
 class TenantOptions(msgspec.Struct, frozen=True, kw_only=True):
     """[tenants.NAME]: who it is, and what it may take."""
 
@@ -144,6 +161,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     admin: AdminOptions = AdminOptions()
     http: HttpOptions = HttpOptions()
     cluster: ClusterOptions = ClusterOptions()
+    events: EventsOptions = EventsOptions()
     tenants: dict[str, TenantOptions] = {}
 
 
@@ -155,6 +173,7 @@ TABLES: dict[str, type[msgspec.Struct]] = {
     "admin": AdminOptions,
     "http": HttpOptions,
     "cluster": ClusterOptions,
+    "events": EventsOptions,
 }
 
 
@@ -206,6 +225,9 @@ def options_of(table: str) -> Iterator[Option]:
         yield Option(table, field.name, name, kind, field.default, meta.description)
 
 
+_NAMED_AS_TABLE = (("ssd", "path"), ("http", "listen"), ("events", "endpoint"))
+
+
 def is_tenant(table: str) -> bool:
     return table.startswith(f"{TENANTS}.")
 
@@ -213,4 +235,4 @@ def is_tenant(table: str) -> bool:
 def _name_of(table: str, key: str) -> str:
     if table in ("pool", "server") or key == "durability":  # kvpool.open() calls it that
         return key
-    return table if (table, key) in (("ssd", "path"), ("http", "listen")) else f"{table}_{key}"
+    return table if (table, key) in _NAMED_AS_TABLE else f"{table}_{key}"

@@ -18,6 +18,7 @@ from kvpool import config
 from kvpool.address import check_socket_path, default_socket, parse_host_and_port
 from kvpool.cluster.plans import ClusterPlan, check_token_apart, cluster_plan
 from kvpool.errors import BadArgument
+from kvpool.events.plans import EventsPlan, events_plan
 from kvpool.local import memory_options
 from kvpool.serve_options import (
     TENANTS,
@@ -101,6 +102,7 @@ class Plan:
     admin: AdminPlan
     http: HttpPlan | None
     cluster: ClusterPlan | None
+    events: EventsPlan | None
     socket_path: str
     is_default_socket: bool
     socket_mode: int
@@ -145,6 +147,7 @@ def plan(settings: Settings, environment: Mapping[str, str]) -> Plan:
         admin=admin,
         http=_http(checked, told, tenants, admin),
         cluster=cluster,
+        events=events_plan(settings),
         socket_path=_socket_path(checked, server, environment),
         is_default_socket=server.socket is None,
         socket_mode=_socket_mode(checked, server),

@@ -16,6 +16,7 @@ void bind_remote(nanobind::module_& m);
 void bind_staged(nanobind::module_& m);
 void bind_server(nanobind::module_& m);
 void bind_cluster(nanobind::module_& m);
+void bind_changes(nanobind::module_& m);
 void bind_ssd_scan(nanobind::module_& m);
 void bind_copy_floor(nanobind::module_& m);
 void bind_raw_disk(nanobind::module_& m);

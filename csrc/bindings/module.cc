@@ -23,6 +23,7 @@ NB_MODULE(_core, m) {
   kvpool::bind_space(m);
   kvpool::bind_server(m);
   kvpool::bind_cluster(m);
+  kvpool::bind_changes(m);
   kvpool::bind_remote(m);
   kvpool::bind_staged(m);
   kvpool::bind_copy_floor(m);

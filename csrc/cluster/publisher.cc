@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/check.h"
+
 namespace kvpool {
 namespace {
 
@@ -34,13 +36,14 @@ PublisherOptions with_bounds(PublisherOptions options) {
 Publisher::Publisher(const Parts& parts, const PublisherOptions& options)
     : parts_(parts),
       options_(with_bounds(options)),
-      announcer_(parts.node, options.announced_per_s) {
-  parts_.node.listen(options_.changes_max);
+      announcer_(parts.node, options.announced_per_s),
+      listener_(parts.node.listen(options_.changes_max)) {
+  KVP_CHECK(listener_ != nullptr);
 }
 
 Publisher::~Publisher() {
   stop();
-  parts_.node.stop_listening();
+  parts_.node.stop_listening(listener_);
 }
 
 void Publisher::start() {
@@ -121,7 +124,7 @@ void Publisher::take_view() {
 // --- what is to be told --------------------------------------------------------------------------
 
 void Publisher::take_changes(Time now) {
-  if (!parts_.node.take_changes(changes_)) {
+  if (!parts_.node.take_changes(listener_, changes_)) {
     // What was here before this began to listen is lost to nobody: all begin anew.
     counts_.lost += std::ranges::any_of(
         owners_, [](const auto& each) { return !each.second.is_anew && !each.second.is_gone; });
@@ -129,7 +132,7 @@ void Publisher::take_changes(Time now) {
     return;
   }
   for (const Change& each : changes_)
-    push(make_directory_key(each.space->id, each.key), each.came, now);
+    push(make_directory_key(each.space->id, each.key), each.came(), now);
 }
 
 void Publisher::push(const DirectoryKey& key, bool came, Time now) {

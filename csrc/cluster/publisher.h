@@ -35,7 +35,7 @@ namespace kvpool {
 
 struct PublisherOptions {
   std::chrono::milliseconds linger{20};
-  std::size_t changes_max = 1 << 16;  // noted between two turns; 32 bytes each
+  std::size_t changes_max = 1 << 16;  // noted between two turns; 48 bytes each
   // For each owner; 24 bytes each. At least two pieces of a walk, since one may be all for it.
   std::size_t keys_queued_max = 1 << 16;
   std::chrono::milliseconds timeout{500};
@@ -120,6 +120,7 @@ class Publisher {
   const Parts parts_;
   const PublisherOptions options_;
   Announcer announcer_;
+  Changes* const listener_;
   OwnerView view_;
   std::map<MemberHandle, Owner> owners_;
   std::vector<Change> changes_;

@@ -287,11 +287,12 @@ class Node {
   ReuseCurves reuse();
 
   // --- for those who tell others what is here; node_changes.cc ---
-  // From now on changes are noted, at most so many between two takes; at most one listens.
-  void listen(std::size_t changes_max);
-  void stop_listening();
+  // From now on changes are noted for one listener more, at most so many between two takes. It is
+  // the node's until stop_listening(), and for these calls alone. nullptr: Listeners::kMax listen.
+  Changes* listen(std::size_t changes_max, Hears hears = Hears::blocks);
+  void stop_listening(Changes* listener);
   // What changed since the last take. False: some is lost, and only a walk tells what is here.
-  bool take_changes(std::vector<Change>& changes);
+  bool take_changes(Changes* listener, std::vector<Change>& changes);
   // Another node came for it in vain. If it is not here indeed, that is noted once more: the one
   // that keeps the directory thinks otherwise, or did a moment ago.
   void deny(const Namespace& space, const Hash128& key);
@@ -483,7 +484,7 @@ class Node {
   std::uint32_t warming_threads_ = 0;
   std::uint64_t touches_lost_ = 0, evicted_ahead_ = 0;
 
-  std::unique_ptr<Changes> changes_;  // nullptr: nobody listens
+  std::vector<std::unique_ptr<Changes>> listening_;
 
   std::unique_ptr<Ssd> tier_;
   std::condition_variable write_work_;  // wakes the writer

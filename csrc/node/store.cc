@@ -103,7 +103,7 @@ Result<Namespace*> Store::open_namespace(const Hash128& id, std::uint64_t block_
 
 void Store::drop(Namespace& space) {
   dead_ += space.blocks;
-  if (changes_ != nullptr && space.blocks > 0) changes_->lose();
+  if (space.blocks > 0) listeners_.for_each([](Changes& each) { each.lose(); });
   reuse_.drop_space(space.number);
   if (ssd_) ssd_->drop_space(space.incarnation.load(std::memory_order_relaxed));
   namespaces_.renew(space);
@@ -213,12 +213,27 @@ Store::Committed Store::commit(BlockId record, const Hash128& sum, BlockId paren
   ++in_dram_;
   ++space->blocks;
   ++counters_.puts;
-  if (changes_ != nullptr) changes_->note(*space, fields.key, true);
+  note_tiers(record, 0);
   const bool is_admitted = ssd_ && (ssd_->options().admit == SsdAdmit::all || is_remembered);
   if (is_admitted && !mine.copy) write_soon(record);  // whose the last copy is writes it
   reuse_.add(space->number, ReuseBook::name_of(fields.incarnation, fields.key), slot_bytes(*space),
              now);
   return Committed::stored;
+}
+
+// Of a resident block that came, or that lies elsewhere than before.
+void Store::note_tiers(BlockId record, std::uint8_t before) const {
+  if (!(before == 0 ? listeners_.is_any() : listeners_.hear_moves())) return;
+  const IndexWriter::Fields fields = index_->fields(record);
+  const Namespace* space = namespaces_.of(fields.incarnation);
+  if (space == nullptr) return;  // whoever listens was told that it was dropped
+  const Hash128 parent = listeners_.hear_moves() ? parent_key(record) : Hash128{};
+  listeners_.note({space, fields.key, parent, before, tiers_of(record)});
+}
+
+Hash128 Store::parent_key(BlockId record) const {
+  const BlockId parent = uses().parent(record);
+  return parent == kNoBlock ? Hash128{} : index_->fields(parent).key;
 }
 
 // Before anybody can see the block, since either order may find no memory: then it is in neither.

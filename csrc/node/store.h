@@ -100,8 +100,8 @@ class Store {
   Result<Namespace*> open_namespace(const Hash128& id, std::uint64_t block_bytes);
   // Every key of it becomes a miss at once; memory comes back with sweep(). O(1).
   void drop(Namespace& space);
-  // Where the coming and going of blocks is noted from now on; nullptr: nowhere.
-  void set_changes(Changes* changes) { changes_ = changes; }
+  // Where the coming and going of blocks is noted.
+  Listeners& listeners() { return listeners_; }
 
   const IndexView& view() const { return index_->view(); }
   Arena& arena() { return *arena_; }
@@ -210,6 +210,11 @@ class Store {
   bool is_on_ssd(BlockId record) const { return (private_[record].flags & kOnSsd) != 0; }
   // On its way to the SSD, and not yet known to have arrived or failed.
   bool is_due(BlockId record) const { return (private_[record].flags & (kQueued | kWriting)) != 0; }
+  std::uint8_t tiers_of(BlockId record) const {
+    return private_[record].flags & (kInDram | kOnSsd);
+  }
+  // Of the block before a resident one, as far as the policy keeps chains; zero: none is known.
+  Hash128 parent_key(BlockId record) const;
   void write_soon(BlockId record);
   // What the next group holds, at most so much. Pins what is to be written.
   struct GroupLimits {
@@ -407,8 +412,9 @@ class Store {
   void punch(const std::vector<UnitRun>& runs);
   void fit_ghosts();
   void announce(const Namespace& space);
+  void note_tiers(BlockId record, std::uint8_t before) const;
 
-  Changes* changes_ = nullptr;
+  Listeners listeners_;
   std::uint64_t bytes_max_, blocks_limit_;
   std::unique_ptr<Arena> arena_, index_memory_;
   std::unique_ptr<IndexWriter> index_;

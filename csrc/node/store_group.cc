@@ -187,6 +187,7 @@ void Store::write_done(const SsdWrite& write, const WriteBack::Item& item, Secon
       ssd_->heat().regroup(item.record, SsdBooks::group_of(*ssd_class(item.record)));
       policy_->let_go(item.record);
       index_->set_tier(item.record, kTierDram | kTierSsd);
+      note_tiers(item.record, kInDram);
     }
   }
   // While it is pinned, so that the record is still this block's. If it stayed, its slab would be

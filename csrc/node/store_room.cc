@@ -46,7 +46,7 @@ void Store::retire(BlockId record, Gone why, Seconds now) {
   --resident_;
   if (Namespace* space = namespaces_.of(fields.incarnation)) {
     --space->blocks;
-    if (changes_ != nullptr) changes_->note(*space, fields.key, false);
+    if (listeners_.is_any()) listeners_.note({space, fields.key, {}, tiers_of(record), 0});
   } else {
     --dead_;  // whoever listens was told that its namespace was dropped
   }

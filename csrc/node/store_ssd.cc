@@ -26,7 +26,9 @@ void Store::detach_ssd() {
     if (mine.state == State::free) continue;
     const bool is_only_there = mine.state == State::resident && !is_in_dram(record);
     if (is_on_ssd(record)) --on_ssd_;
+    const std::uint8_t before = tiers_of(record);
     mine.flags &= kInDram | kLoading;
+    if (mine.state == State::resident && !is_only_there) note_tiers(record, before);
     if (is_only_there) retire(record, Gone::lost, 0);
   }
   ssd_.reset();
@@ -120,6 +122,7 @@ bool Store::promote(BlockId record, std::uint64_t offset, Seconds now) {
   index_->promote(record, offset);
   enter_dram_order(record, ssd_->heat().parent(record), now);
   policy_->set_heat(record, ssd_->heat().heat(record, now), now);
+  note_tiers(record, kOnSsd);
   return true;
 }
 
@@ -142,6 +145,7 @@ void Store::demote(BlockId record, Seconds now) {
   mine.flags &= static_cast<std::uint8_t>(~kInDram);
   --in_dram_;
   ++counters_.demotions;
+  note_tiers(record, kInDram | kOnSsd);
   vacate(fields.offset);
 }
 

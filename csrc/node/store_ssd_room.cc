@@ -100,6 +100,7 @@ void Store::drop_ssd_copy(BlockId record) {
   ssd_->heat().regroup(record, SsdBooks::kInDramOnly);
   index_->set_tier(record, kTierDram);
   doom(record);
+  note_tiers(record, kInDram | kOnSsd);
 }
 
 // Its entry goes with the next group, then its slot.

@@ -265,7 +265,7 @@ def _part(report: model.Report, viewer: Viewer) -> model.Report:
     budget_bytes = sum(each.dram.limit_bytes for each in own)
     seen = None if report.cluster is None else cluster.part_of(report.cluster, viewer.tenant)
     return msgspec.structs.replace(
-        report, tenants=own, refused={}, budget_bytes=budget_bytes, cluster=seen
+        report, tenants=own, refused={}, budget_bytes=budget_bytes, cluster=seen, events=None
     )
 
 

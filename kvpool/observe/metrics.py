@@ -21,6 +21,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from kvpool.observe import events_metrics
 from kvpool.observe import report as model
 from kvpool.observe.cluster_metrics import ClusterSeries
 from kvpool.observe.metric_names import (
@@ -75,6 +76,7 @@ class Exposition:
         shown = [each for each in report.tenants if tenant in (None, each.name)]
         if tenant is None:
             yield from _of_daemon(report)
+            yield from events_metrics.families(report.events)
         yield from _build(report)
         rows = [row for each in shown for row in self._rows(each)]
         yield from _traffic(rows)

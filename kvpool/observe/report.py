@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from kvpool.observe.cluster import Cluster, cut_nodes
+from kvpool.observe.events import Events
 from kvpool.types import Miss, Put, Reason
 
 LEASE_AGES_S = (1, 10, 60, 600)  # upper bounds; the last group has none
@@ -167,6 +168,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     tenants: list[Tenant]
     refused: dict[str, int]  # connections that belong to no tenant, by reason; {} for a tenant
     cluster: Cluster | None = None  # where it is in one; a tenant sees its part
+    events: Events | None = None  # where it publishes any; never for a tenant
 
 
 def as_json(report: Report) -> bytes:

@@ -10,6 +10,7 @@ from kvpool.operate import (
     config_cli,
     doctor_cli,
     drain_cli,
+    events_cli,
     explain_cli,
     files_cli,
     size_cli,
@@ -30,6 +31,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(rich_help_panel=_WATCH)(explain_cli.explain)
     for each in ("nodes", "locate"):
         app.command(rich_help_panel=_WATCH)(getattr(cluster_cli, each))
+    app.command(rich_help_panel=_WATCH)(events_cli.events)
     for each in ("drop", "resize", "trim", "reload", "pin", "unpin", "pins"):
         app.command(rich_help_panel=_CHANGE)(getattr(change_cli, each))
     app.command(rich_help_panel=_CHANGE)(drain_cli.drain)

@@ -210,24 +210,24 @@ TEST_CASE("cluster haste: a holder that was asked in vain says once more that it
   const auto keys = keys_from(1, 3);
   cluster.announce(cluster[0], space, keys);  // of what it never had
   Node& holder = cluster[0].node();
-  holder.listen(1 << 10);
+  Changes* const heard = holder.listen(1 << 10);
   std::vector<Change> changes;
-  CHECK(!holder.take_changes(changes));
+  CHECK(!holder.take_changes(heard, changes));
   Miss why{};
   CHECK(cluster[2].get(keys, kBlockBytes, why) == 0);
   CHECK(why == Miss::absent);
   CHECK(cluster[2].finder->stats().stale == 1);
-  REQUIRE(holder.take_changes(changes));
+  REQUIRE(holder.take_changes(heard, changes));
   REQUIRE(changes.size() == 1);
-  CHECK((changes[0].key == keys[0] && !changes[0].came && changes[0].space == &space));
+  CHECK((changes[0].key == keys[0] && !changes[0].came() && changes[0].space == &space));
 
   // Nobody makes a node deny what it has; and it says so a few times, not without end.
   cluster[0].served->put(space, std::span(keys).first(1));
-  REQUIRE(holder.take_changes(changes));
+  REQUIRE(holder.take_changes(heard, changes));
   holder.deny(space, keys[0]);
-  CHECK((holder.take_changes(changes) && changes.empty()));
+  CHECK((holder.take_changes(heard, changes) && changes.empty()));
   for (int i = 0; i < 5000; ++i) holder.deny(space, keys[1]);
-  CHECK(holder.take_changes(changes));
+  CHECK(holder.take_changes(heard, changes));
   CHECK(changes.size() <= 100);
   // A client that asks for what is not here is nobody's concern.
   const auto channel = cluster[0].served->channel(Kind::unix_socket, 1);
@@ -235,6 +235,6 @@ TEST_CASE("cluster haste: a holder that was asked in vain says once more that it
   name(there, space);
   CHECK(get(*channel, there, std::span(keys).subspan(1), why) == 0);
   channel->close();
-  CHECK((holder.take_changes(changes) && changes.empty()));
-  holder.stop_listening();
+  CHECK((holder.take_changes(heard, changes) && changes.empty()));
+  holder.stop_listening(heard);
 }
