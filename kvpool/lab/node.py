@@ -1,0 +1,94 @@
+"""One `kvpool serve` of a lab."""
+
+from __future__ import annotations
+
+import select
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kvpool
+from kvpool.lab.child import WAIT_S, Child
+from kvpool.lab.disk import Disk
+from kvpool.lab.linux import LabError
+from kvpool.lab.network import Host
+from kvpool.observe.cluster import Cluster
+from kvpool.operate.client import Operator, Reach
+
+PORT = 7070
+CALL_S = 5.0  # of a client that names no time of its own
+
+
+class Node(Child):
+    """A daemon. Clients reach it by its unix socket, which is no part of any network.
+
+    options: of `kvpool serve`, by their names: cluster_ttl=3. A "{disk}" in one is the folder of
+    its disk, "{folder}" its own.
+    """
+
+    def __init__(self, host: Host, folder: Path, options: dict[str, Any]) -> None:
+        super().__init__(folder.name, host, folder)
+        self.disk: Disk | None = None
+        self.options = {
+            "socket": str(folder / "node.sock"),
+            "listen": self.tcp,
+            "prefault": "off",
+            "huge_pages": False,
+            "log_level": "warning",
+            **options,
+        }
+
+    def close(self) -> None:
+        super().close()
+        if self.disk is not None and not self.is_running:
+            self.disk.close()
+
+    @property
+    def tcp(self) -> str:
+        """Where the other members reach it."""
+        return f"{self.host.address}:{PORT}"
+
+    @property
+    def unix_address(self) -> str:
+        return f"unix:{self.options['socket']}"
+
+    def launch(self) -> None:
+        """Begins; ready() says when it is there. Its port and its folder stay the same."""
+        mounts = [] if self.disk is None else [self.disk.mounts]
+        self._launch([sys.executable, "-m", "kvpool.cli", "serve", *self._flags()], *mounts)
+
+    def ready(self) -> Node:
+        """Returns when clients can connect. Raises LabError where it says that they cannot."""
+        process = self._running()
+        assert process.stdout is not None
+        found, _, _ = select.select([process.stdout], [], [], WAIT_S)
+        line = process.stdout.readline().decode() if found else ""
+        if not line.startswith("kvpool: ready "):
+            raise LabError(f"{self.name} does not get ready: {self.said()}")
+        return self
+
+    def start(self) -> Node:
+        self.launch()
+        return self.ready()
+
+    def connect(self, **options: Any) -> kvpool.Pool:
+        """As a client on the same host, by shared memory. Raises KvpoolError."""
+        return kvpool.connect(self.unix_address, **{"timeout": CALL_S, **options})
+
+    def told(self) -> Cluster:
+        """What it says of its cluster. Raises LabError, KvpoolError."""
+        with Operator.connect(Reach(address=self.unix_address)) as operator:
+            found = operator.nodes()
+        if found is None:
+            raise LabError(f"{self.name} is in no cluster")
+        return found
+
+    def _flags(self) -> Iterator[str]:
+        places = {"folder": self.folder, "disk": self.disk.folder if self.disk else ""}
+        for name, value in self.options.items():
+            flag = name.replace("_", "-")
+            if isinstance(value, bool):
+                yield f"--{flag}" if value else f"--no-{flag}"
+            else:
+                yield from (f"--{flag}", str(value).format_map(places))
