@@ -33,9 +33,6 @@ class Child:
         self.log_path = folder / f"{name}.log"
         self.process: subprocess.Popen[bytes] | None = None
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     @property
     def pid(self) -> int:
         return self._running().pid
@@ -78,10 +75,9 @@ class Child:
             raise LabError(f"{self.name} ended with {process.returncode}: {self.said()}")
 
     def close(self) -> None:
-        """Whatever became of it, nothing runs any more."""
+        """Whatever became of it, nothing runs any more. Idempotent."""
         self.kill()
-        if self.process is not None and self.process.stdout is not None:
-            self.process.stdout.close()
+        self._forget()
 
     def log(self) -> str:
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
@@ -93,7 +89,7 @@ class Child:
     def _launch(self, command: Sequence[str], *namespaces: int) -> subprocess.Popen[bytes]:
         if self.is_running:
             raise LabError(f"{self.name} runs already")
-        self.close()
+        self._forget()
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 command,
@@ -105,6 +101,10 @@ class Child:
                 preexec_fn=before_child(self.host.network, *namespaces),
             )
         return self.process
+
+    def _forget(self) -> None:
+        if self.process is not None and self.process.stdout is not None:
+            self.process.stdout.close()
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self.process is None:

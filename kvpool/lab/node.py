@@ -41,7 +41,7 @@ class Node(Child):
 
     def close(self) -> None:
         super().close()
-        if self.disk is not None and not self.is_running:
+        if self.disk is not None:
             self.disk.close()
 
     @property
