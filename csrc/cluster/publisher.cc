@@ -223,7 +223,11 @@ void Publisher::next_batch(Owner& owner, Time now) {
     add(/*is_withdraw=*/false, /*is_fresh=*/true, {});
     return;
   }
-  if (!owner.queue.is_due(now, options_.linger)) return;
+  if (!owner.queue.is_due(now, options_.linger)) {
+    const bool is_asked = now - owner.heard_at >= options_.check_every;
+    if (is_asked) add(/*is_withdraw=*/false, /*is_fresh=*/false, {});
+    return;
+  }
   OwnerQueue::Keys keys = owner.queue.take_batch(now);
   if (!keys.went.empty()) add(/*is_withdraw=*/true, /*is_fresh=*/false, std::move(keys.went));
   if (!keys.came.empty()) add(/*is_withdraw=*/false, /*is_fresh=*/false, std::move(keys.came));
@@ -238,6 +242,7 @@ void Publisher::heard(Owner& owner, Sent sent, Time now) {
       (first.is_withdraw ? counts_.withdrawn : counts_.published) += first.keys.size();
       owner.unanswered.pop_front();
       owner.pause = {};
+      owner.heard_at = now;
       if (!is_fresh) break;
       owner.is_anew = false;
       announcer_.ask(view_.table->slots_of(owner.voter));

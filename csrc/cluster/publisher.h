@@ -7,8 +7,10 @@
 // Promises:  1. an owner that answers knows what this node has, but for what the queues still hold;
 //            2. what did not fit, or got lost on the way, is not guessed: the owner is told that
 //               all it knew of this node is void, and then all of it anew (cluster/announcer.h);
-//            3. memory is bounded: keys_queued_max keys for each owner and two batches;
-//            4. owners are told side by side: those that do not answer cost the others one timeout,
+//            3. so it is where an owner forgot this node, or was told that it had left: whoever has
+//               heard nothing for check_every is asked whether it has all that it was told;
+//            4. memory is bounded: keys_queued_max keys for each owner and two batches;
+//            5. owners are told side by side: those that do not answer cost the others one timeout,
 //               all of them together, in each of their pauses, which double.
 // Thread rule: turn() by one thread, which start() makes; the rest by any.
 #pragma once
@@ -39,6 +41,7 @@ struct PublisherOptions {
   std::chrono::milliseconds timeout{500};
   std::chrono::milliseconds pause_min{250}, pause_max{30'000};
   std::chrono::milliseconds announce_every{600'000};
+  std::chrono::milliseconds check_every{5000};
   std::uint64_t announced_per_s = 500'000;  // keys
 };
 
@@ -91,6 +94,7 @@ class Publisher {
     OwnerQueue queue;
     std::deque<Unanswered> unanswered;  // a withdraw and a publish at most
     std::uint64_t sequence = 0;
+    Time heard_at{};  // its last answer
     Time not_before{};
     std::chrono::milliseconds pause{0};
   };

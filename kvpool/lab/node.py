@@ -17,6 +17,13 @@ from kvpool.observe.cluster import Cluster
 from kvpool.operate.client import Operator, Reach
 
 PORT = 7070
+_SKEWED = """
+import time
+now_s, now_ns = time.time, time.time_ns
+time.time, time.time_ns = lambda: now_s() + {0}, lambda: now_ns() + {0} * 10**9
+from kvpool.cli import main
+main()
+"""
 CALL_S = 5.0  # of a client that names no time of its own
 
 
@@ -30,6 +37,7 @@ class Node(Child):
     def __init__(self, host: Host, folder: Path, options: dict[str, Any]) -> None:
         super().__init__(folder.name, host, folder)
         self.disk: Disk | None = None
+        self.skew_s = 0  # of its clock; in force with the next start
         self.options = {
             "socket": str(folder / "node.sock"),
             "listen": self.tcp,
@@ -56,7 +64,8 @@ class Node(Child):
     def launch(self) -> None:
         """Begins; ready() says when it is there. Its port and its folder stay the same."""
         mounts = [] if self.disk is None else [self.disk.mounts]
-        self._launch([sys.executable, "-m", "kvpool.cli", "serve", *self._flags()], *mounts)
+        code = ["-c", _SKEWED.format(self.skew_s)] if self.skew_s else ["-m", "kvpool.cli"]
+        self._launch([sys.executable, *code, "serve", *self._flags()], *mounts)
 
     def ready(self) -> Node:
         """Returns when clients can connect. Raises LabError where it says that they cannot."""
@@ -65,7 +74,7 @@ class Node(Child):
         found, _, _ = select.select([process.stdout], [], [], WAIT_S)
         line = process.stdout.readline().decode() if found else ""
         if not line.startswith("kvpool: ready "):
-            raise LabError(f"{self.name} does not get ready: {self.said()}")
+            raise LabError(f"{self.name} does not get ready ({line or found}): {self.said()}")
         return self
 
     def start(self) -> Node:
@@ -83,6 +92,16 @@ class Node(Child):
         if found is None:
             raise LabError(f"{self.name} is in no cluster")
         return found
+
+    def locate(self, manifest: kvpool.Manifest, keys: bytes) -> list[set[str]]:
+        """The members that have each of these packed keys, as this node knows it: itself among
+        them. Raises KvpoolError; LabError where nobody has opened the namespace here."""
+        with Operator.connect(Reach(address=self.unix_address)) as operator:
+            known = [each for each in operator.spaces() if each.manifest == manifest]
+            if not known:
+                raise LabError(f"{self.name} does not know this namespace")
+            found, own = operator.locate(known[0], keys), self.told().own
+        return [{*each.nodes, *([own] if each.tiers else [])} for each in found]
 
     def _flags(self) -> Iterator[str]:
         places = {"folder": self.folder, "disk": self.disk.folder if self.disk else ""}

@@ -259,6 +259,24 @@ TEST_CASE("cluster publisher: a later life of this node ends what it tells") {
   CHECK(cluster.shard(1).stats().stale == 1);
 }
 
+TEST_CASE("cluster publisher: an owner that forgot this node finds out though nothing happens") {
+  const PublisherOptions options;
+  Cluster cluster(2, options);
+  cluster.put(0, 200);
+  cluster.tell();
+  const auto shard_keys = [&] { return cluster.shard(1).stats().directory.keys; };
+  REQUIRE(shard_keys() > 0);
+  for (int views = 0; views < 2; ++views) cluster.shard(1).set_members({});  // as one that left
+  cluster.shard(1).set_members(std::vector<HolderName>{{kSelf, 1}});
+  cluster.turns(3);
+  CHECK(cluster.publisher->is_done());  // nobody knows of it
+  cluster.now += options.check_every;
+  cluster.turns(1);
+  cluster.tell();
+  CHECK(cluster.publisher->stats().gaps == 1);
+  cluster.check_truth(200);
+}
+
 TEST_CASE("cluster publisher: all is told again from time to time, at its pace") {
   PublisherOptions options;
   options.announced_per_s = 1000;
