@@ -104,6 +104,8 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
     prefix: Annotated[str, _says("What its keys in etcd begin with.")] = "/kvpool"
     advertise: Annotated[str | None, _says("HOST:PORT that members connect to (listen).")] = None
     weight: Annotated[int, _says("Share of the directory, beside those of others.")] = 1
+    max_replicas: Annotated[int, _says("Members that shall have what is hot here.")] = 2
+    copy_rate: Annotated[Size, _says("Bytes a second for making copies.")] = "64MiB"
     token_file: Annotated[str | None, _says("Holds the token that members prove (none).")] = None
     ttl: Annotated[Duration, _says("Seconds of silence until a member is gone.")] = 10.0
     user: Annotated[str | None, _says("Of etcd (none).")] = None

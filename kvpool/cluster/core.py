@@ -6,6 +6,7 @@ sockets to peers are made by `dialer`, who is a member is told by `joined`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kvpool import _core
@@ -15,8 +16,19 @@ DIRECTORY_BYTES = 64 << 20  # of one node's shard, unless it is told otherwise
 STREAMS_PER_PEER = 4
 FETCH_S = 1.0  # of a get that names no time of its own
 LOCATE_S = 0.25
+REPLICAS_MAX = 4  # holders of a key that the directory names
+COPY_RATES = 1 << 20, 1 << 40  # the least and the most
 
 Vote = tuple[bytes, int, int, bool]  # node id, incarnation, weight, is it draining
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """How many members shall have what is hot, and for how many bytes a second it is copied: those
+    that a node asks others for, and those that it fetches for them."""
+
+    max_replicas: int = 2
+    bytes_per_s: int = 64 << 20
 
 
 class Core(Protocol):
@@ -58,8 +70,15 @@ class Core(Protocol):
         ...
 
 
-def open_core(node: _core.Node, own: Own, *, directory_bytes: int = DIRECTORY_BYTES) -> Core:
+def open_core(
+    node: _core.Node,
+    own: Own,
+    *,
+    copies: Copies | None = None,
+    directory_bytes: int = DIRECTORY_BYTES,
+) -> Core:
     """Of a node, which serves alone until it is told members. Raises KvpoolError."""
+    copies = copies or Copies()
     opened: Core = vars(_core)["Cluster"].open(
         node,
         own.node,
@@ -68,5 +87,7 @@ def open_core(node: _core.Node, own: Own, *, directory_bytes: int = DIRECTORY_BY
         streams_per_peer=STREAMS_PER_PEER,
         fetch_timeout_s=FETCH_S,
         locate_timeout_s=LOCATE_S,
+        max_replicas=copies.max_replicas,
+        replica_bytes_per_s=copies.bytes_per_s,
     )
     return opened

@@ -18,6 +18,7 @@ from typing import Any
 
 from kvpool.address import host_and_port, parse_host_and_port
 from kvpool.cluster.access import Access, tls_context
+from kvpool.cluster.core import COPY_RATES, REPLICAS_MAX, Copies
 from kvpool.cluster.http_post import Endpoint
 from kvpool.cluster.member import WEIGHT_MAX
 from kvpool.cluster.names import Names, check_cluster, check_prefix
@@ -45,6 +46,7 @@ class ClusterPlan:
     static: tuple[str, ...]
     advertise: tuple[str, int]
     weight: int
+    copies: Copies
     token: str | None = field(repr=False)
     ttl_s: int
     access: Access
@@ -84,6 +86,7 @@ def cluster_plan(
         static=static,
         advertise=advertise,
         weight=checked.count("weight", told.weight, WEIGHT_MAX),
+        copies=checked.copies(),
         token=checked.token(advertise),
         ttl_s=checked.ttl(),
         access=checked.access(is_tls),
@@ -123,6 +126,13 @@ class _CheckedCluster:
 
     def count(self, key: str, value: int, most: int) -> int:
         return self._checked.count(TABLE, key, value, 1, most)
+
+    def copies(self) -> Copies:
+        told = self._told
+        return Copies(
+            self.count("max_replicas", told.max_replicas, REPLICAS_MAX),
+            self._checked.size(TABLE, "copy_rate", told.copy_rate, *COPY_RATES),
+        )
 
     def etcd(self) -> tuple[tuple[Endpoint, ...], bool]:
         """The endpoints, and whether they speak TLS."""

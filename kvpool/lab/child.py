@@ -95,7 +95,7 @@ class Child:
                 command,
                 cwd=self.folder,
                 env=environment_of_child(),
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 preexec_fn=before_child(self.host.network, *namespaces),
@@ -103,8 +103,9 @@ class Child:
         return self.process
 
     def _forget(self) -> None:
-        if self.process is not None and self.process.stdout is not None:
-            self.process.stdout.close()
+        for pipe in (self.process.stdin, self.process.stdout) if self.process else ():
+            if pipe is not None:
+                pipe.close()
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self.process is None:

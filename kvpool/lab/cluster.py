@@ -30,7 +30,7 @@ from kvpool.lab.linux import LabError
 from kvpool.lab.network import Host, Network
 from kvpool.lab.node import Node
 
-TTL_S = 3
+TTL_S = 5  # less is lost now and then where machines are busy
 DRAM = "32MiB"
 _FOLDERS = "kvpool-lab-"
 _YOUNG_S = 60.0  # a folder this new may be of a lab that has not locked it yet

@@ -1,4 +1,5 @@
-"""An etcd of one member, on a host of its own."""
+"""An etcd of one member, on a host of its own, and its data on a disk in memory: it waits for each
+write, which takes long on a machine that is busy."""
 
 from __future__ import annotations
 
@@ -10,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from kvpool.lab.child import Child, until
-from kvpool.lab.linux import LabError
+from kvpool.lab.disk import Disk
+from kvpool.lab.linux import LabError, in_mounts
 from kvpool.lab.network import Host
 
 PORT = 2379
 _PEER_PORT = 2380
 _ANSWER_S = 2.0
+_DISK_BYTES = 512 << 20
 
 
 class Etcd(Child):
@@ -25,6 +28,11 @@ class Etcd(Child):
         if shutil.which("etcd") is None:
             raise LabError("there is no `etcd`: install it (Debian: etcd-server)")
         super().__init__("etcd", host, folder)
+        self._disk = Disk(folder / "disk", _DISK_BYTES)
+
+    def close(self) -> None:
+        super().close()
+        self._disk.close()
 
     @property
     def endpoint(self) -> str:
@@ -37,7 +45,7 @@ class Etcd(Child):
         command += ["--listen-client-urls", here, "--advertise-client-urls", here]
         command += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
         command += ["--initial-cluster", f"one={peer}", "--initial-cluster-state", "new"]
-        process = self._launch(command)
+        process = self._launch(command, self._disk.mounts)
         until(lambda: self._is_healthy() or process.poll() is not None, "etcd answers")
         if process.poll() is not None:
             raise LabError(f"etcd ended: {self.said()}")
@@ -46,11 +54,11 @@ class Etcd(Child):
         """Its data is gone, as if it had never been there. It must not run."""
         if self.is_running:
             raise LabError("etcd runs")
-        shutil.rmtree(self._data)
+        in_mounts(self._disk.mounts, lambda: shutil.rmtree(self._data))
 
     @property
     def _data(self) -> Path:
-        return self.folder / "data"
+        return self._disk.folder / "data"
 
     def _is_healthy(self) -> bool:
         try:
