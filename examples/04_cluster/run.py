@@ -24,7 +24,7 @@ from kvpool.lab.linux import LabError
 from kvpool.lab.node import Node
 
 MANIFEST = kvpool.Manifest(
-    model="toy-1b", dtype="float16", layers=16, kv_heads=8, head_dim=64, block_tokens=16
+    model="toy-1b", dtype="float16", layers=16, kv_heads=4, head_dim=64, block_tokens=16
 )
 TOKENS = 256 * MANIFEST.block_tokens
 
@@ -81,6 +81,11 @@ class Engine:
         while self._space.lookup(keys).blocks < len(keys):
             time.sleep(0.001)
 
+    def waits(self, what: str, tokens: np.ndarray, note: str) -> Step:
+        began = time.perf_counter()
+        self.finds(tokens)
+        return self._step(what, f"{len(tokens) // MANIFEST.block_tokens}", began, note)
+
     def _step(self, what: str, blocks: str, began: float, note: str = "") -> Step:
         return Step(what, self.node.name, blocks, (time.perf_counter() - began) * 1e3, note)
 
@@ -96,12 +101,14 @@ def walk(lab: Lab) -> Iterator[Step]:
     one.node.kill()
     yield Step("kill -9", one.node.name)
     yield three.get("the prompt", SHARED, "still served: its own copy")
+    yield two.get("the prompt", SHARED, "node-0 kept a third of the directory: until it has left")
+    yield two.waits("find it again", SHARED, "node-2 has told the two that are left what it has")
     yield two.get("the prompt", SHARED, "still served: fetched from node-2")
     yield two.get("the other prompt", LONELY, "only node-0 had it: a miss, to be computed")
     yield two.get("it again", LONELY, "nobody waits for the dead a second time")
     one.node.start()
     lab.meet()
-    yield Step("start again", one.node.name, note="empty, and a member within its lease")
+    yield Step("start again", one.node.name, note="empty; the others know it by its id")
     yield Engine(one.node).get("the prompt", SHARED, "fetched from node-1 and node-2 at a time")
     lab.pull(three.node)
     yield Step("pull the cable", three.node.name)
@@ -114,7 +121,7 @@ def walk(lab: Lab) -> Iterator[Step]:
 def main() -> None:
     console = Console(width=None if sys.stdout.isatty() else 120)
     try:
-        with Lab(3, dram="256MiB") as lab:
+        with Lab(3, dram="320MiB") as lab:
             with console.status("etcd and three nodes"):
                 lab.start()
             shown = Table("step", "node", "blocks", "took", "", box=None, pad_edge=False)
