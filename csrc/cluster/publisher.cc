@@ -122,7 +122,9 @@ void Publisher::take_view() {
 
 void Publisher::take_changes(Time now) {
   if (!parts_.node.take_changes(changes_)) {
-    ++counts_.lost;
+    // What was here before this began to listen is lost to nobody: all begin anew.
+    counts_.lost += std::ranges::any_of(
+        owners_, [](const auto& each) { return !each.second.is_anew && !each.second.is_gone; });
     for (auto& [handle, owner] : owners_) begin_anew(owner);
     return;
   }
@@ -224,8 +226,8 @@ void Publisher::next_batch(Owner& owner, Time now) {
     return;
   }
   if (!owner.queue.is_due(now, options_.linger)) {
-    const bool is_asked = now - owner.heard_at >= options_.check_every;
-    if (is_asked) add(/*is_withdraw=*/false, /*is_fresh=*/false, {});
+    if (owner.queue.size() == 0 && now - owner.heard_at >= options_.check_every)
+      add(/*is_withdraw=*/false, /*is_fresh=*/false, {});
     return;
   }
   OwnerQueue::Keys keys = owner.queue.take_batch(now);

@@ -35,7 +35,7 @@ struct Located {
 class DirectoryService {
  public:
   virtual ~DirectoryService() = default;
-  // `is_fresh`: whatever was known of this sender is forgotten first. No keys: to be told of a gap.
+  // `is_fresh`: whatever was known of this sender is forgotten first; then `keys` may be none.
   virtual Told publish(const Announcement& from, std::span<const Hash128> keys, bool is_fresh) = 0;
   virtual Told withdraw(const Announcement& from, std::span<const Hash128> keys) = 0;
   virtual void locate(std::span<const Hash128> keys, Located& found) = 0;
