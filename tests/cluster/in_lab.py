@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvpool.lab.child import WAIT_S
 from kvpool.lab.cluster import Lab
 from kvpool.lab.node import Node
 from kvpool.observe.cluster import Link
@@ -63,7 +64,7 @@ def make_whole(lab: Lab) -> None:
 @contextlib.contextmanager
 def blocks_at(node: Node, block_bytes: int = BLOCK, **options: Any) -> Iterator[Blocks]:
     """Blocks as a client on that host puts and gets them, every byte looked at."""
-    with node.connect(**options) as pool:
+    with node.connect(connect_timeout=WAIT_S, **options) as pool:
         yield Blocks(pool, block_bytes)
 
 

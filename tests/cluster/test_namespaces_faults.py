@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 
 import kvpool
+from kvpool.lab.child import WAIT_S
 from kvpool.lab.cluster import Lab
 from kvpool.lab.node import Node
 from tests.cluster.in_lab import SSD, blocks_at, make_whole, running
@@ -49,7 +50,7 @@ class Seen:
 def put_and_get(pipe: Connection, address: str, seed: int) -> None:
     """Until it is told to end; says what it has seen."""
     random, seen = np.random.default_rng(seed), Seen()
-    with kvpool.connect(address, timeout=CALL_S) as pool:
+    with kvpool.connect(address, timeout=CALL_S, connect_timeout=WAIT_S) as pool:
         blocks = Blocks(pool, BLOCK_BYTES)
         pipe.send("ready")
         while not pipe.poll():
@@ -171,7 +172,7 @@ def clients(lab: Lab, seed: int) -> Iterator[list[Worker]]:
             for at in range(CLIENTS)
         ]
         for each in made:
-            assert each.hear() == "ready"
+            assert each.hear(WAIT_S) == "ready"
         yield made
 
 
@@ -187,7 +188,7 @@ def test_any_faults_at_any_time(rng: np.random.Generator) -> None:
             trouble.end()
             for each in workers:
                 each.tell("end")
-            seen = [each.hear(60) for each in workers]
+            seen = [each.hear(WAIT_S) for each in workers]
         print(f"seed {seed}: " + ", ".join(trouble.told))
         print(
             f"{sum(each.gets for each in seen):,} gets of {AT_ONCE} blocks,"
