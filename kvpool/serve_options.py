@@ -104,8 +104,6 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
     prefix: Annotated[str, _says("What its keys in etcd begin with.")] = "/kvpool"
     advertise: Annotated[str | None, _says("HOST:PORT that members connect to (listen).")] = None
     weight: Annotated[int, _says("Share of the directory, beside those of others.")] = 1
-    max_replicas: Annotated[int, _says("Members that shall have what is hot here.")] = 2
-    copy_rate: Annotated[Size, _says("Bytes a second for making copies.")] = "64MiB"
     token_file: Annotated[str | None, _says("Holds the token that members prove (none).")] = None
     ttl: Annotated[Duration, _says("Seconds of silence until a member is gone.")] = 10.0
     user: Annotated[str | None, _says("Of etcd (none).")] = None
@@ -114,6 +112,11 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
     cert_file: Annotated[str | None, _says("Certificate to show to etcd (none).")] = None
     key_file: Annotated[str | None, _says("Its key (none).")] = None
     state_dir: Annotated[str | None, _says("Keeps the id of the node (in /var/lib).")] = None
+    directory_bytes: Annotated[Size, _says("Of this node's part of the directory.")] = "64MiB"
+    max_replicas: Annotated[int, _says("Members that a hot block is to be at; 1: no copies.")] = 2
+    replica_bytes_per_s: Annotated[Size, _says("Copies asked for, and fetched, a second.")] = (
+        "64MiB"
+    )
 
 
 class TenantOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,23 +12,23 @@ from typing import Any, Protocol
 from kvpool import _core
 from kvpool.cluster.peer_link import Own
 
-DIRECTORY_BYTES = 64 << 20  # of one node's shard, unless it is told otherwise
+DIRECTORY_BYTES_MIN, DIRECTORY_BYTES_MAX = 1 << 20, 1 << 36
+REPLICAS_MAX = 4  # as many holders of a key as the directory names
+REPLICA_BYTES_PER_S_MIN, REPLICA_BYTES_PER_S_MAX = 1 << 20, 1 << 40
 STREAMS_PER_PEER = 4
 FETCH_S = 1.0  # of a get that names no time of its own
 LOCATE_S = 0.25
-REPLICAS_MAX = 4  # holders of a key that the directory names
-COPY_RATES = 1 << 20, 1 << 40  # the least and the most
 
 Vote = tuple[bytes, int, int, bool]  # node id, incarnation, weight, is it draining
 
 
 @dataclass(frozen=True, slots=True)
-class Copies:
-    """How many members shall have what is hot, and for how many bytes a second it is copied: those
-    that a node asks others for, and those that it fetches for them."""
+class CoreLimits:
+    """Of each tenant's node."""
 
-    max_replicas: int = 2
-    bytes_per_s: int = 64 << 20
+    directory_bytes: int = 64 << 20
+    max_replicas: int = 2  # 1: no copies are made
+    replica_bytes_per_s: int = 64 << 20
 
 
 class Core(Protocol):
@@ -70,24 +70,17 @@ class Core(Protocol):
         ...
 
 
-def open_core(
-    node: _core.Node,
-    own: Own,
-    *,
-    copies: Copies | None = None,
-    directory_bytes: int = DIRECTORY_BYTES,
-) -> Core:
+def open_core(node: _core.Node, own: Own, limits: CoreLimits = CoreLimits()) -> Core:
     """Of a node, which serves alone until it is told members. Raises KvpoolError."""
-    copies = copies or Copies()
     opened: Core = vars(_core)["Cluster"].open(
         node,
         own.node,
         own.incarnation,
-        directory_bytes=directory_bytes,
+        directory_bytes=limits.directory_bytes,
         streams_per_peer=STREAMS_PER_PEER,
         fetch_timeout_s=FETCH_S,
         locate_timeout_s=LOCATE_S,
-        max_replicas=copies.max_replicas,
-        replica_bytes_per_s=copies.bytes_per_s,
+        max_replicas=limits.max_replicas,
+        replica_bytes_per_s=limits.replica_bytes_per_s,
     )
     return opened

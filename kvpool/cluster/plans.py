@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvpool.address import host_and_port, parse_host_and_port
+from kvpool.cluster import core
 from kvpool.cluster.access import Access, tls_context
-from kvpool.cluster.core import COPY_RATES, REPLICAS_MAX, Copies
+from kvpool.cluster.core import CoreLimits
 from kvpool.cluster.http_post import Endpoint
 from kvpool.cluster.member import WEIGHT_MAX
 from kvpool.cluster.names import Names, check_cluster, check_prefix
@@ -46,11 +47,11 @@ class ClusterPlan:
     static: tuple[str, ...]
     advertise: tuple[str, int]
     weight: int
-    copies: Copies
     token: str | None = field(repr=False)
     ttl_s: int
     access: Access
     state_dir: str
+    limits: CoreLimits
 
     @property
     def names(self) -> Names:
@@ -86,11 +87,11 @@ def cluster_plan(
         static=static,
         advertise=advertise,
         weight=checked.count("weight", told.weight, WEIGHT_MAX),
-        copies=checked.copies(),
         token=checked.token(advertise),
         ttl_s=checked.ttl(),
         access=checked.access(is_tls),
         state_dir=checked.state_dir(name),
+        limits=checked.limits(),
     )
 
 
@@ -126,13 +127,6 @@ class _CheckedCluster:
 
     def count(self, key: str, value: int, most: int) -> int:
         return self._checked.count(TABLE, key, value, 1, most)
-
-    def copies(self) -> Copies:
-        told = self._told
-        return Copies(
-            self.count("max_replicas", told.max_replicas, REPLICAS_MAX),
-            self._checked.size(TABLE, "copy_rate", told.copy_rate, *COPY_RATES),
-        )
 
     def etcd(self) -> tuple[tuple[Endpoint, ...], bool]:
         """The endpoints, and whether they speak TLS."""
@@ -266,6 +260,29 @@ class _CheckedCluster:
         if told is not None:
             return check_folder(self.label("state_dir"), told)
         return os.path.join(_state_home(self._environment), "kvpool", "cluster", name)
+
+    def limits(self) -> CoreLimits:
+        told = self._told
+        rate = told.replica_bytes_per_s
+        if isinstance(rate, str):
+            rate = rate.removesuffix("/s").rstrip()
+        return CoreLimits(
+            directory_bytes=self._checked.size(
+                TABLE,
+                "directory_bytes",
+                told.directory_bytes,
+                core.DIRECTORY_BYTES_MIN,
+                core.DIRECTORY_BYTES_MAX,
+            ),
+            max_replicas=self.count("max_replicas", told.max_replicas, core.REPLICAS_MAX),
+            replica_bytes_per_s=self._checked.size(
+                TABLE,
+                "replica_bytes_per_s",
+                rate,
+                core.REPLICA_BYTES_PER_S_MIN,
+                core.REPLICA_BYTES_PER_S_MAX,
+            ),
+        )
 
 
 def is_loopback(host: str, label: str = "host") -> bool:
