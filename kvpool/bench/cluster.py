@@ -39,7 +39,7 @@ def cluster(scale: Scale) -> Iterator[Row]:
 
 @contextlib.contextmanager
 def begun(nodes: int, **options: Any) -> Iterator[Lab]:
-    """So many nodes that know one another from a list."""
-    with Lab(nodes, has_etcd=False, **options) as lab:
+    """So many nodes that know one another from a list; no copies are made unasked."""
+    with Lab(nodes, has_etcd=False, **{"cluster_max_replicas": 1, **options}) as lab:
         lab.start()
         yield lab

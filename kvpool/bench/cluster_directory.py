@@ -80,7 +80,11 @@ def published(scale: Scale) -> Iterator[Row]:
         scale.say("published: left out, as there is no etcd")
         return
     keys = _that_fit(scale, scale.of(KEYS, quick=20_000))
-    options: dict[str, Any] = {"dram": small_blocks_bytes(keys), "max_blocks": keys, "evict_ahead": 0}
+    options: dict[str, Any] = {
+        "dram": small_blocks_bytes(keys),
+        "max_blocks": keys,
+        "evict_ahead": 0,
+    }
     with Lab(1, **options) as lab:
         lab.start()
         with lab.nodes[0].connect() as pool:

@@ -38,10 +38,11 @@ def fresh(count: int) -> range:
 
 @contextlib.contextmanager
 def running(count: int, **options: Any) -> Iterator[Lab]:
-    """A cluster that has met. Whoever is still running at the end must end well."""
+    """A cluster that has met. Whoever is still running at the end must end well. Blocks are where a
+    test has put them, unless it asks for copies."""
     if os.geteuid() != 0:
         pytest.skip("only root can make networks")
-    with Lab(count, **options) as lab:
+    with Lab(count, **{"cluster_max_replicas": 1, **options}) as lab:
         lab.start()
         yield lab
         lab.stop()

@@ -125,28 +125,29 @@ def are_at_two(node: Node, at: Blocks, numbers: range) -> bool:
     return all(len(each) >= 2 for each in holders(node, at, numbers))
 
 
-def test_hot_blocks_outlive_any_one_death(lab: Lab) -> None:
+def test_hot_blocks_outlive_any_one_death() -> None:
     """What is at two members is at one, whichever of the three dies. It is found once the keys that
     the dead one kept are told to others."""
     numbers = fresh(40)
-    with blocks_at(lab.nodes[0], LARGE) as ours, blocks_at(lab.nodes[2], LARGE) as theirs:
-        ours.put_all(numbers)
-        are_known(theirs, numbers)
-        for _ in range(12):
-            assert ours.get(numbers) == len(numbers)
-        comes(lambda: are_at_two(lab.nodes[0], ours, numbers), "they are copied unasked")
-    for victim, asked in zip(lab.nodes, (lab.nodes[1], lab.nodes[2], lab.nodes[0]), strict=True):
-        with blocks_at(asked, LARGE) as rest:
-            comes(
-                lambda node=asked, at=rest: are_at_two(node, at, numbers),
-                "there are two of each",
-            )
-            victim.kill()
-            comes(lambda at=rest: at.get(numbers) == len(numbers), "all are found")
-            victim.start()
-            lab.meet()
-            for _ in range(6):  # it came back empty: they are to be copied once more
-                assert rest.get(numbers) == len(numbers)
+    with running(3, dram="256MiB", cluster_max_replicas=2) as lab:
+        with blocks_at(lab.nodes[0], LARGE) as ours:
+            ours.put_all(numbers)
+            for _ in range(12):
+                assert ours.get(numbers) == len(numbers)
+            comes(lambda: are_at_two(lab.nodes[0], ours, numbers), "they are copied unasked")
+        for number, victim in enumerate(lab.nodes):
+            asked = lab.nodes[(number + 1) % 3]
+            with blocks_at(asked, LARGE) as rest:
+                comes(
+                    lambda node=asked, at=rest: are_at_two(node, at, numbers),
+                    "there are two of each",
+                )
+                victim.kill()
+                comes(lambda at=rest: at.get(numbers) == len(numbers), "all are found")
+                victim.start()
+                lab.meet()
+                for _ in range(6):  # it came back empty: they are to be copied once more
+                    assert rest.get(numbers) == len(numbers)
 
 
 def test_a_holder_that_stands_still_costs_one_deadline(lab: Lab) -> None:
@@ -212,7 +213,7 @@ def test_a_clock_that_is_an_hour_off_costs_nothing() -> None:
 
 def test_a_node_that_comes_back_empty_attracts_no_storm() -> None:
     """Its share of what is hot comes at no more than what it lets others send it."""
-    with running(3, dram="512MiB") as lab:
+    with running(3, dram="512MiB", cluster_max_replicas=2) as lab:
         numbers = fresh(300)
         with blocks_at(lab.nodes[0], LARGE) as ours:
             ours.put_all(numbers)
