@@ -31,6 +31,7 @@ class Bench(enum.StrEnum):
     SHM = "shm"
     TCP = "tcp"
     OBSERVED = "observed"
+    CLUSTER = "cluster"
     VLLM = "vllm"
 
 
@@ -46,7 +47,11 @@ class BenchArguments:
     """What `kvpool bench` was asked, as it was asked."""
 
     what: Annotated[
-        Bench, typer.Argument(help="`all` is all of them but vllm, which needs an engine.")
+        Bench,
+        typer.Argument(
+            help="`all` is all of them but cluster, which needs root, and vllm, which needs an"
+            " engine."
+        ),
     ] = Bench.ALL
     as_json: AsJson = False
     quick: Annotated[

@@ -6,7 +6,7 @@ one thread that takes connections by turns, as the pool's client does, up to 1 M
 checksum, no index, no check of what arrives. Both are Python: a call into the system moves so much
 that the interpreter does not show from 1 MiB on; for small blocks and round trips it adds some us.
 
-    python -m kvpool.bench.raw_sockets FOLDER BYTES     the peer; ends when its stdin is closed
+    python -m kvpool.bench.raw_sockets FOLDER BYTES [HOST]   the peer; ends with its stdin
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from kvpool.bench.rows import BenchError, expect
 from kvpool.bench.served import environment_of_child, first_line
 from kvpool.replay.payload import Words
 
+LOOPBACK = "127.0.0.1"
 PIECE_BYTES = 1 << 20
 _REQUEST = struct.Struct("<4sQQ44x")  # what, where in the peer's memory, how many bytes
 _ECHO, _READ, _WRITE = b"echo", b"read", b"wrte"
@@ -97,11 +98,20 @@ class RawPeer:
 
 def connect_tcp(port: int, connections: int) -> RawSockets:
     """Connections to the peer that listens on this port of the loopback. Raises OSError."""
-    sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(connections)]
+    return over([socket.create_connection((LOOPBACK, port)) for _ in range(connections)])
+
+
+def over(sockets: Sequence[socket.socket]) -> RawSockets:
+    """Over TCP connections to a peer, which are its own from here on."""
     for sock in sockets:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.settimeout(None)
     return RawSockets(sockets)
+
+
+def peer_command(folder: str, memory_bytes: int, host: str = LOOPBACK) -> list[str]:
+    """What makes a peer; it says its port when it is ready."""
+    return [sys.executable, "-m", __name__, folder, str(memory_bytes), host]
 
 
 @contextlib.contextmanager
@@ -110,7 +120,7 @@ def raw_peer(memory_bytes: int) -> Iterator[RawPeer]:
     with (
         tempfile.TemporaryDirectory(prefix="kvpool-bench-") as folder,
         subprocess.Popen(
-            [sys.executable, "-m", __name__, folder, str(memory_bytes)],
+            peer_command(folder, memory_bytes),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment_of_child(),
@@ -154,9 +164,9 @@ def _send(sock: socket.socket, part: memoryview) -> int:
 # --- the peer ------------------------------------------------------------------------------------
 
 
-def _serve(folder: str, memory_bytes: int) -> None:
+def _serve(folder: str, memory_bytes: int, host: str = LOOPBACK) -> None:
     memory = np.ones(memory_bytes, dtype=np.uint8).data
-    tcp = socket.create_server(("127.0.0.1", 0))
+    tcp = socket.create_server((host, 0))
     unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     unix.bind(f"{folder}/{_SOCKET_NAME}")
     unix.listen()
@@ -191,5 +201,5 @@ def _answer(sock: socket.socket, memory: memoryview) -> None:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1], int(sys.argv[2]))
+    _serve(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
     os._exit(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from kvpool.bench.clients import clients
+from kvpool.bench.cluster import cluster
 from kvpool.bench.keys import keys
 from kvpool.bench.local import local
 from kvpool.bench.lookup import lookup
@@ -48,6 +49,7 @@ BENCHES: dict[str, Callable[[Scale], Iterator[Row]]] = {
     "shm": shm,
     "tcp": tcp,
     "observed": observed,
+    "cluster": cluster,
     "vllm": vllm,
 }
-NOT_IN_ALL = ("vllm",)  # needs an engine
+NOT_IN_ALL = ("cluster", "vllm")  # they need root, and an engine

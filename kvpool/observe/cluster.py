@@ -61,6 +61,7 @@ class Directory(msgspec.Struct, frozen=True, kw_only=True):
     withdrawn: int
     announced: int  # keys told once more, as another member keeps them now
     lost: int  # times that changes could not be kept until they were told
+    copied_bytes: int = 0  # of what is hot here: that others fetched as this node asked them to
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +109,7 @@ def directory_of(tenant: str, counted: Mapping[str, Any]) -> Directory:
         withdrawn=int(counted.get("told_withdrawn", 0)),
         announced=int(counted.get("told_announced", 0)),
         lost=int(counted.get("told_lost", 0)) + int(counted.get("told_overflows", 0)),
+        copied_bytes=int(counted.get("replica_bytes", 0)),
     )
 
 

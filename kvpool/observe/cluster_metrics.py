@@ -67,6 +67,11 @@ DIRECTORY_COUNTERS: tuple[Named, ...] = (
         "Growing: the network is too slow for what engines put.",
         "lost",
     ),
+    (
+        "kvpool_cluster_copied_bytes",
+        "Of what is hot here: fetched by other members, as this node asked them to.",
+        "copied_bytes",
+    ),
 )
 LINK_GAUGES: tuple[Named, ...] = (
     ("kvpool_peer_streams", "Connections to a member.", "streams"),

@@ -89,16 +89,16 @@ def _show_nodes(found: Cluster) -> None:
     now_ns = time.time_ns()
     for each in found.nodes:
         out.add_row(*_cells(each, now_ns), style="bold" if each.is_own else "")
-    show.show(Text(show.clean(_head(found))), out)
-    for line in _remarks(found):
-        show.show(Text(show.clean(line)))
+    show.show(Text(show.clean(_head(found))), "", out)
+    remarks = [Text(show.clean(line)) for line in _remarks(found)]
+    show.show(*([""] if remarks else []), *remarks)
 
 
 def _head(found: Cluster) -> str:
     count = len(found.nodes) + found.left_out
     known = {"etcd": "from etcd", "static": "from a list"}.get(found.kind, found.kind)
     members = "1 member" if count == 1 else f"{count:,} members"
-    return f"cluster {found.name}, {members} {known}, view {found.version} ({found.fingerprint})\n"
+    return f"cluster {found.name}, {members} {known}, view {found.version} ({found.fingerprint})"
 
 
 def _cells(node: Node, now_ns: int) -> Iterator[str]:
@@ -134,11 +134,11 @@ def _worst(node: Node) -> str:
 def _remarks(found: Cluster) -> Iterator[str]:
     """What an operator has to know, worst first."""
     if found.is_replaced:
-        yield "\nanother process has this node's id, and others find that: was a state_dir copied?"
+        yield "another process has this node's id, and others find that: was a state_dir copied?"
     elif not found.is_entered:
-        yield "\nthis node does not stand in the list yet: its log says what etcd answers"
+        yield "this node does not stand in the list yet: its log says what etcd answers"
     if found.is_frozen:
-        yield "\netcd does not answer: members are kept as they were, and blocks are served on"
+        yield "etcd does not answer: members are kept as they were, and blocks are served on"
     for each in found.nodes:
         if each.trouble:
             yield f"{each.id[:ID_DIGITS]} was not reached: {each.trouble}"
@@ -168,10 +168,12 @@ def _show_located(space: Space, found: Sequence[Located], keys: bytes) -> None:
 
     here = sum(each.tiers != 0 for each in found)
     anywhere = sum(bool(each.tiers or each.nodes) for each in found)
-    told = f"namespace {space.label}: {len(found):,} blocks, {here:,} here, {anywhere:,} anywhere"
+    lines = [
+        f"namespace {space.label}: {len(found):,} blocks, {here:,} here, {anywhere:,} anywhere"
+    ]
     holders = Counter(node for each in found for node in each.nodes)
     for node, count in holders.most_common(8):
-        told += f"\n{node} has {count:,}"
+        lines.append(f"{node} has {count:,}")
     made = show.table("", "block", "key", "here", "elsewhere", left=("key", "here", "elsewhere"))
     for at, each in enumerate(found[:ROWS_MAX]):
         where = {0: "-", 1: "DRAM", 2: "SSD", 3: "DRAM, SSD"}[each.tiers & 3]
@@ -179,4 +181,4 @@ def _show_located(space: Space, found: Sequence[Located], keys: bytes) -> None:
         made.add_row(f"{at + 1}", keys[at * 16 : at * 16 + 16].hex(), where, others)
     if len(found) > ROWS_MAX:
         made.add_row("..")
-    show.show(Text(show.clean(told)), made)
+    show.show(*(Text(show.clean(line)) for line in lines), made)

@@ -257,6 +257,21 @@ TEST_CASE("cluster frames: a peer reads, and changes nothing of this node") {
   scene.served.check_at_rest();
 }
 
+TEST_CASE("cluster frames: a publish without keys asks whether all batches came") {
+  Scene scene;
+  const Descriptor stream = scene.dial(kPeer);
+  const auto refusal = [&](std::uint64_t sequence, std::span<const Hash128> keys, bool is_fresh) {
+    const PeerAnswer answer = scene.ask(stream, scene.publish(sequence, keys, is_fresh));
+    CHECK(answer.head.count == (answer.head.failed == 0 ? keys.size() : 0));
+    return Refusal{answer.head.failed};
+  };
+  CHECK(refusal(1, {}, false) == Refusal::gap);
+  CHECK(refusal(1, {}, true) == Refusal::none);
+  CHECK(refusal(2, {}, false) == Refusal::none);
+  CHECK(refusal(3, {scene.keys.data(), 2}, false) == Refusal::none);
+  CHECK(refusal(5, {}, false) == Refusal::gap);
+}
+
 TEST_CASE("cluster frames: a pull is for streams of peers, and has a head of its own") {
   Scene scene;
   const PullHead head{.space = key_of(9), .from = kNode, .number = 4, .block_bytes = 512};

@@ -50,6 +50,7 @@ RANKS = {
         "serve_handshakes",
         "replay",
         "bench",
+        "lab",
         "observe",
         "operate",
         "serve_control",

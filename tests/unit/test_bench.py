@@ -44,8 +44,8 @@ def test_rows_have_exactly_their_fields(measured, name: str) -> None:
 
 
 def test_every_bench_is_tested_somewhere() -> None:
-    # test_ssd_bench.py, test_bench_served.py, test_bench_vllm.py
-    elsewhere = {"ssd", "shm", "tcp", "observed", "vllm"}
+    # test_ssd_bench.py, test_bench_served.py, test_bench_vllm.py, tests/cluster/test_lab.py
+    elsewhere = {"ssd", "shm", "tcp", "observed", "cluster", "vllm"}
     assert set(suite.BENCHES) == {*FIELDS, *elsewhere}
 
 
