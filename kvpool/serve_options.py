@@ -112,6 +112,7 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
     cert_file: Annotated[str | None, _says("Certificate to show to etcd (none).")] = None
     key_file: Annotated[str | None, _says("Its key (none).")] = None
     state_dir: Annotated[str | None, _says("Keeps the id of the node (in /var/lib).")] = None
+    ucx: Annotated[str, _says("Read members' memory over RDMA: auto, off, or on.")] = "auto"
 
 
 class TenantOptions(msgspec.Struct, frozen=True, kw_only=True):

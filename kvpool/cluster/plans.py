@@ -19,6 +19,7 @@ from typing import Any
 from kvpool.address import host_and_port, parse_host_and_port
 from kvpool.cluster.access import Access, tls_context
 from kvpool.cluster.http_post import Endpoint
+from kvpool.cluster.lanes import LanePlan, lane_plan
 from kvpool.cluster.member import WEIGHT_MAX
 from kvpool.cluster.names import Names, check_cluster, check_prefix
 from kvpool.config import check_folder
@@ -49,6 +50,7 @@ class ClusterPlan:
     ttl_s: int
     access: Access
     state_dir: str
+    lane: LanePlan | None = None
 
     @property
     def names(self) -> Names:
@@ -88,6 +90,7 @@ def cluster_plan(
         ttl_s=checked.ttl(),
         access=checked.access(is_tls),
         state_dir=checked.state_dir(name),
+        lane=checked.lane(),
     )
 
 
@@ -250,6 +253,10 @@ class _CheckedCluster:
             key, _, rest = str(error).partition(" ")
             raise BadArgument(f"{self.label(key)} {rest}") from None
         return Access(tls, told.user, password)
+
+    def lane(self) -> LanePlan | None:
+        is_sealed = self._settings.config.pool.arena == "sealed"
+        return lane_plan(self.label("ucx"), self._told.ucx, self._environment, is_sealed=is_sealed)
 
     def state_dir(self, name: str) -> str:
         told = self._told.state_dir
