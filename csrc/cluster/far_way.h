@@ -55,7 +55,7 @@ class FarWay {
   std::shared_ptr<UcxPeer> get(Time deadline);
   std::shared_ptr<Staging> staging() const;
   void read(std::uint64_t blocks, std::uint64_t bytes);
-  // What was read through `peer` is not to be had, for `trouble`; so many blocks are asked for again.
+  // Reads through `peer` failed, for `trouble`; so many blocks are to be asked for once more.
   void failed(const std::shared_ptr<UcxPeer>& peer, std::uint64_t blocks,
               const std::string& trouble);
   void close();

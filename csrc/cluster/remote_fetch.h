@@ -5,8 +5,8 @@
 // A holder that fails, stalls or has a block no more is passed over, and what it was asked for is
 // asked of another; where there is none, the block is missing. Each block is compared with its
 // checksum on the way (net/stream_fetch.h).
-// Bounds: a piece is at most kPieceBytes or one block, a stream has one under way; of those that are
-// read out of an arena a holder has kFarPieces under way.
+// Bounds: a piece is at most kPieceBytes or one block, a stream has one under way; a holder has at
+// most kFarPieces under way that are read out of its arena.
 #pragma once
 #include <deque>
 #include <functional>

@@ -1,4 +1,4 @@
-// lease_far: a peer reads blocks out of the arena by itself, so they are pinned until it has done so.
+// lease_far: a peer reads blocks out of the arena by itself; they are pinned until it has done so.
 //
 //   lease_far -> (the peer's network card reads) -> release, on the same stream
 //

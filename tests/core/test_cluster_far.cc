@@ -1,4 +1,7 @@
 // Members that read out of each other's arenas: UCX over tcp stands in for RDMA.
+#include "cluster/far_read.h"
+#include "cluster/far_way.h"
+
 #include "cluster_town.h"
 #include "net_ucx.h"
 

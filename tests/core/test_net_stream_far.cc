@@ -1,4 +1,7 @@
 // lease_far: blocks that a peer reads by itself, as the server lends them and takes them back.
+#include "net/leases.h"
+#include "net/stream_serve.h"
+
 #include "cluster_cases.h"
 #include "node_ssd_cases.h"
 
