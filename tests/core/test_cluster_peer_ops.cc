@@ -243,7 +243,7 @@ TEST_CASE("cluster frames: a peer reads, and changes nothing of this node") {
   Namespace& space = scene.served.pool.space(1, 512);
   const std::span some = std::span(scene.keys).first(2);
   scene.served.put(space, some);
-  const Descriptor stream = scene.dial(kPeer);
+  Descriptor stream = scene.dial(kPeer);
   const auto refused = [&](const Bytes& frame) {
     return scene.ask(stream, frame).head.failed == std::uint8_t(Refusal::not_here);
   };
@@ -253,6 +253,7 @@ TEST_CASE("cluster frames: a peer reads, and changes nothing of this node") {
   CHECK(refused(put_frame(request(Op::put, space.number, 1), absent, 512)));
   CHECK(scene.ask(stream, frame(request(Op::lookup, space.number, 6), scene.keys)).head.count == 2);
   CHECK(scene.served.pool.node->stats().blocks == 2);
+  stream = Descriptor();
   scene.served.check_at_rest();
 }
 

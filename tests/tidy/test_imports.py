@@ -37,7 +37,6 @@ RANKS = {
         "remote_link",
         "remote_session",
         "remote",
-        "cluster",
         "serve_log",
         "serve_options",
         "serve_toml",
@@ -60,7 +59,15 @@ RANKS = {
         "serve_pins",
         "serve_report",
     ],
-    5: ["connectors", "daemon", "serve_cluster", "serve_http", "serve_observe", "serve_reload"],
+    5: [
+        "connectors",
+        "daemon",
+        "serve_cluster",
+        "serve_drain",
+        "serve_http",
+        "serve_observe",
+        "serve_reload",
+    ],
     6: ["serve_cli", "ssd_cli", "cli", "__main__"],
 }
 RANK = {module: rank for rank, modules in RANKS.items() for module in modules}
