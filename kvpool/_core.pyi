@@ -630,7 +630,7 @@ class Cluster:
         """
         Members may read out of this node's memory, and it out of theirs, where both have
         opened this; docs/ucx.md. Before set_members(). Returns which library it is. Raises
-        Refused where UCX is missing, BadArgument for an arena that is not sealed and for
+        TierRefused where UCX is missing, BadArgument for an arena that is not sealed and for
         transports that check no remote key, unless is_unchecked. Releases the GIL.
         """
 

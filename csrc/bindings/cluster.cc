@@ -460,7 +460,7 @@ void bind_cluster(nb::module_& m) {
            "is_unchecked"_a,
            "Members may read out of this node's memory, and it out of theirs, where both have\n"
            "opened this; docs/ucx.md. Before set_members(). Returns which library it is. Raises\n"
-           "Refused where UCX is missing, BadArgument for an arena that is not sealed and for\n"
+           "TierRefused where UCX is missing, BadArgument for an arena that is not sealed and for\n"
            "transports that check no remote key, unless is_unchecked. Releases the GIL.")
       .def_prop_ro("ucx_address", &ucx_address,
                    "What a member needs to read out of this node's memory; empty: it cannot.")

@@ -22,7 +22,7 @@ constexpr int kStallShare = 4;
 constexpr auto kStallMin = 20ms, kStallMax = 2000ms;
 // A read that is late breaks the way to its holder for all who use it: who has less time than this
 // goes over streams.
-constexpr auto kFarMin = 250ms;
+constexpr auto kFarMin = 250ms, kFarMax = 5000ms;
 
 }  // namespace
 
@@ -96,7 +96,8 @@ RemoteFetch::RemoteFetch(const Elsewhere::Ask& ask, std::span<const Whereabouts>
       stale_(std::move(stale)),
       stall_max_(std::clamp<steady_clock::duration>(
           (ask.deadline - steady_clock::now()) / kStallShare, kStallMin, kStallMax)),
-      far_max_(std::max<steady_clock::duration>(stall_max_, kFarMin)),
+      far_max_(std::clamp<steady_clock::duration>(
+          (ask.deadline - steady_clock::now()) / kStallShare, kFarMin, kFarMax)),
       opened_until_(steady_clock::now() + (ask.deadline - steady_clock::now()) / 2),
       end_(ask.keys.size()) {
   for (const Whereabouts& each : where) where_.push_back(each.holders);
