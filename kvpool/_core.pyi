@@ -619,10 +619,34 @@ class Cluster:
         weight, is_draining) of each. Releases the GIL; some 0.5 ms for each member.
         """
 
-    def add_stream(self, id: object, incarnation: object, descriptor: int) -> None:
+    def open_ucx(
+        self,
+        transports: str,
+        devices: str,
+        library: str,
+        settings: Sequence[tuple[str, str]],
+        is_unchecked: bool,
+    ) -> str:
         """
-        A connection to that member, which serves it as a peer's. The socket is the cluster's
-        from here on, also on failure. One more than is wanted is closed.
+        Members may read out of this node's memory, and it out of theirs, where both have
+        opened this; docs/ucx.md. Before set_members(). Returns which library it is. Raises
+        TierRefused where UCX is missing, BadArgument for an arena that is not sealed and for
+        transports that check no remote key, unless is_unchecked. Releases the GIL.
+        """
+
+    @property
+    def ucx_address(self) -> bytes:
+        """
+        What a member needs to read out of this node's memory; empty: it cannot.
+        """
+
+    def add_stream(
+        self, id: object, incarnation: object, descriptor: int, ucx: bytes = ...
+    ) -> None:
+        """
+        A connection to that member, which serves it as a peer's, and what it said of its
+        memory. The socket is the cluster's from here on, also on failure. One more than is
+        wanted is closed.
         """
 
     def note_failed(self, id: object, incarnation: object) -> None:

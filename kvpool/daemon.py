@@ -139,6 +139,7 @@ class Daemon:
             self.log,
             is_open=not is_asked and not self.plan.config.tenants,
             met=joined.met,
+            lanes=joined.lanes,
         )
 
     @property

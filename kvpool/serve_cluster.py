@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from kvpool.cluster.core import Core, open_core
 from kvpool.cluster.joined import Joined
+from kvpool.cluster.lanes import open_lane
 from kvpool.cluster.opening import Place
 from kvpool.cluster.peer_link import Own
 from kvpool.cluster.plans import ClusterPlan
@@ -42,13 +43,16 @@ def join(
         version,
     )
     cores: dict[str, Core] = {}
+    lanes: dict[str, bytes] = {}
     with contextlib.ExitStack() as undo:
         for name, tenant in tenants.items():
             core = cores[name] = open_core(tenant.node, own, plan.limits)
             undo.callback(core.close, 0.0)
+            if address := open_lane(core, plan.lane, name, log):
+                lanes[name] = address
             core.serve(tenant.server)
         undo.pop_all()
-    return Joined(own, cores, place, log)
+    return Joined(own, cores, place, log, lanes=lanes)
 
 
 def _require_alone(plan: Plan, listeners: Listeners) -> None:

@@ -117,6 +117,7 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
     replica_bytes_per_s: Annotated[Size, _says("Copies asked for, and fetched, a second.")] = (
         "64MiB"
     )
+    ucx: Annotated[str, _says("Read members' memory over RDMA: auto, off, or on.")] = "auto"
 
 
 class EventsOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -58,9 +58,11 @@ class Peers:
         *,
         is_open: bool,
         met: Callable[[bytes, int], None] = lambda node, incarnation: None,
+        lanes: Mapping[str, bytes] | None = None,
     ) -> None:
         """is_open: a cluster without a token may be joined by whoever reaches this node. met: told
-        in which life a node is, in a thread."""
+        in which life a node is, in a thread. lanes: what is told of the memory of each tenant, to
+        nodes that read there."""
         self.own = own
         self.is_draining = False
         self._tenants = tenants
@@ -69,6 +71,7 @@ class Peers:
         self._log = log
         self._is_open = is_open
         self._met = met
+        self._lanes = lanes or {}
         self._known: dict[_Key, _Known] = {}
         self._sweep_at = _SWEPT_FROM
 
@@ -86,7 +89,8 @@ class Peers:
 
         Raises RefusedByPeer, WireError, OSError, KvpoolError.
         """
-        proof = await self._proved(sock, hello)
+        ucx = self._lanes.get(hello.tenant or DEFAULT_TENANT, b"") if hello.wants_ucx else b""
+        proof = await self._proved(sock, hello, ucx)
         heard()
         tenant = self._meant(hello)
         await self._sweep()
@@ -98,7 +102,8 @@ class Peers:
             if former is not None:
                 await self._drop(former)
             self._clients.require_sources(known.client, 1, STREAMS_PER_PEER_MAX)
-            await wire_node.send(sock, wire.pack_hello({**self._facts(), **proof}))
+            told = {"ucx": ucx} if ucx else {}
+            await wire_node.send(sock, wire.pack_hello({**self._facts(), **proof, **told}))
             assert hello.node is not None  # of a peer
             tenant.server.add_stream(
                 known.client.number,
@@ -120,7 +125,7 @@ class Peers:
             "version": self.own.version,
         }
 
-    async def _proved(self, sock: socket.socket, hello: wire.Hello) -> wire.Map:
+    async def _proved(self, sock: socket.socket, hello: wire.Hello, ucx: bytes) -> wire.Map:
         """This node's own proof, once the peer has given the right one."""
         own = self.own
         if hello.cluster != own.cluster:
@@ -139,7 +144,7 @@ class Peers:
         if not is_same(exchange.peer_proof(own.token), proof):
             text = "this is not the token of the cluster: every member needs the same one"
             raise wire.RefusedByPeer("token", text, "bad_token")
-        return {"proof": exchange.node_proof(own.token, own.node, own.incarnation)}
+        return {"proof": exchange.node_proof(own.token, own.node, own.incarnation, ucx)}
 
     def _require_open(self, hello: wire.Hello) -> None:
         if not self._is_open:

@@ -33,6 +33,7 @@ CLUSTER_BYTES_MAX = 64
 NODE_ID_BYTES = 16
 NONCE_BYTES = 32  # what each side adds to a proof, so that none is good for a second time
 PROOF_BYTES = 32
+UCX_BYTES_MAX = 24 << 10  # what a node says of memory that peers may read
 COUNTER_MAX = (1 << 63) - 1
 DESCRIPTORS_MAX = 32  # of one answer
 DEPTH_MAX = 8
@@ -70,7 +71,8 @@ class Hello:
 
     nonce: of a control connection or a peer that will prove that it has a token. counter, mac: of
     another connection of a client that has proved it. cluster, node, incarnation: of a peer, which
-    is another node; to: the node that it means, where it knows.
+    is another node; to: the node that it means, where it knows; wants_ucx: whether it reads by
+    itself out of memory that the other one tells of.
     """
 
     kind: Kind
@@ -85,6 +87,7 @@ class Hello:
     node: bytes | None = None
     incarnation: int = 0
     to: bytes | None = None
+    wants_ucx: bool = False
 
 
 def pack_hello(fields: Mapping[str, Any], version: int = VERSION) -> bytes:
@@ -201,6 +204,7 @@ def _peer_hello(fields: Map) -> Hello:
         node=node,
         incarnation=incarnation,
         to=_bytes(fields, "to", NODE_ID_BYTES),
+        wants_ucx=fields.get("ucx") is True,
     )
 
 

@@ -9,6 +9,7 @@ Promises:  1. a proof is good for one pair of nonces: heard by others, it is wor
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import itertools
 import struct
@@ -61,9 +62,13 @@ class PeerExchange:
         """Of the node that connects."""
         return self._mac(token, b"kvpool peer 2", b"")
 
-    def node_proof(self, token: str, node: bytes, incarnation: int) -> bytes:
-        """Of the node that answers, and says which one it is."""
-        return self._mac(token, b"kvpool peer node 2", _LIFE.pack(node, incarnation))
+    def node_proof(self, token: str, node: bytes, incarnation: int, ucx: bytes = b"") -> bytes:
+        """Of the node that answers, and says which one it is. ucx: what it says of its memory, and
+        UCX takes apart without looking where it ends."""
+        answered = _LIFE.pack(node, incarnation)
+        if not ucx:
+            return self._mac(token, b"kvpool peer node 2", answered)
+        return self._mac(token, b"kvpool peer node ucx 2", answered + hashlib.sha256(ucx).digest())
 
     def _mac(self, token: str, label: bytes, answered: bytes) -> bytes:
         hello = self.hello

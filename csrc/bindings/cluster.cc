@@ -1,5 +1,6 @@
 // A node's part in a cluster, for the daemon: it says who the members are, and dials them.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -150,8 +151,29 @@ void set_members(const ClusterHandle& cluster, const nb::typed<nb::list, Vote>& 
   }());
 }
 
-void add_stream(const ClusterHandle& cluster, nb::handle id, nb::handle incarnation,
-                int descriptor) {
+std::string open_ucx(const ClusterHandle& cluster, const std::string& transports,
+                     const std::string& devices, const std::string& library,
+                     const std::vector<std::pair<std::string, std::string>>& settings,
+                     bool is_unchecked) {
+  Cluster& told = usable(cluster);
+  const UcxOptions options{.library = library,
+                           .transports = transports,
+                           .devices = devices,
+                           .settings = settings,
+                           .takes_unchecked = is_unchecked};
+  return value_or_raise([&] {
+    const GilReleased released;
+    return told.open_lane(options);
+  }());
+}
+
+nb::bytes ucx_address(const ClusterHandle& cluster) {
+  const std::vector<std::byte> address = usable(cluster).lane_address();
+  return nb::bytes(address.data(), address.size());
+}
+
+void add_stream(const ClusterHandle& cluster, nb::handle id, nb::handle incarnation, int descriptor,
+                const nb::bytes& ucx) {
   if (descriptor < 0)
     raise_bad_argument("descriptor is " + std::to_string(descriptor) + "; it must be an open one");
   Unused unused{descriptor};
@@ -159,9 +181,11 @@ void add_stream(const ClusterHandle& cluster, nb::handle id, nb::handle incarnat
   const Hash128 member = id_in(id, "id");
   const std::uint64_t life = number_of(incarnation, "incarnation", 1, kAnyNumber);
   const int number = std::exchange(unused.descriptor, -1);
+  const auto* const lane = static_cast<const std::byte*>(ucx.data());
+  const std::vector<std::byte> address(lane, lane + ucx.size());
   value_or_raise([&] {
     const GilReleased released;
-    return told.add_stream(member, life, number);
+    return told.add_stream(member, life, number, address);
   }());
 }
 
@@ -338,6 +362,14 @@ Facts stats(const ClusterHandle& cluster) {
   d["locate_rounds"] = s.finder.rounds;
   d["locate_keys"] = s.finder.round_keys;
   d["locate_late"] = s.finder.late_rounds;
+  d["ucx_open"] = s.has_lane;
+  d["ucx_whole"] = s.lane.whole;
+  d["ucx_damaged"] = s.lane.damaged;
+  d["ucx_failed"] = s.lane.failed;
+  d["ucx_bytes"] = s.lane.bytes;
+  d["ucx_late"] = s.lane.late;
+  d["ucx_errors"] = s.lane.errors;
+  d["ucx_used_bytes"] = s.lane_used;
   d["hints_kept"] = s.finder.cached_keys;
   d["hints_stale"] = s.finder.stale;
   return d;
@@ -353,6 +385,20 @@ const char* name_of(BreakerState state) {
       return "half_open";
   }
   return "closed";
+}
+
+const char* name_of(FarState state) {
+  switch (state) {
+    case FarState::none:
+      break;
+    case FarState::unused:
+      return "unused";
+    case FarState::open:
+      return "open";
+    case FarState::broken:
+      return "broken";
+  }
+  return "none";
 }
 
 Facts facts_of(const ClusterPeer& peer) {
@@ -374,6 +420,12 @@ Facts facts_of(const ClusterPeer& peer) {
   d["bytes_in"] = s.fetched_bytes;
   d["damaged"] = s.damaged;
   d["stale"] = s.stale;
+  d["ucx"] = name_of(s.far.state);
+  d["ucx_blocks"] = s.far.blocks;
+  d["ucx_bytes"] = s.far.bytes;
+  d["ucx_failed"] = s.far.failures;
+  d["ucx_given_up"] = s.far.blocks_given_up;
+  d["ucx_trouble"] = s.far.trouble;
   return d;
 }
 
@@ -404,9 +456,19 @@ void bind_cluster(nb::module_& m) {
       .def("set_members", &set_members, "members"_a,
            "The whole view, in any order, this node included if it is a member: (id, incarnation,\n"
            "weight, is_draining) of each. Releases the GIL; some 0.5 ms for each member.")
+      .def("open_ucx", &open_ucx, "transports"_a, "devices"_a, "library"_a, "settings"_a,
+           "is_unchecked"_a,
+           "Members may read out of this node's memory, and it out of theirs, where both have\n"
+           "opened this; docs/ucx.md. Before set_members(). Returns which library it is. Raises\n"
+           "TierRefused where UCX is missing, BadArgument for an arena that is not sealed and for\n"
+           "transports that check no remote key, unless is_unchecked. Releases the GIL.")
+      .def_prop_ro("ucx_address", &ucx_address,
+                   "What a member needs to read out of this node's memory; empty: it cannot.")
       .def("add_stream", &add_stream, "id"_a, "incarnation"_a, "descriptor"_a,
-           "A connection to that member, which serves it as a peer's. The socket is the cluster's\n"
-           "from here on, also on failure. One more than is wanted is closed.")
+           "ucx"_a = nb::bytes("", 0),
+           "A connection to that member, which serves it as a peer's, and what it said of its\n"
+           "memory. The socket is the cluster's from here on, also on failure. One more than is\n"
+           "wanted is closed.")
       .def("note_failed", &note_failed, "id"_a, "incarnation"_a,
            "That member could not be reached: it is asked nothing for a while.")
       .def("wait_wanted", &wait_wanted, "timeout_s"_a,

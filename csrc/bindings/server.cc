@@ -69,6 +69,9 @@ nb::typed<nb::dict, nb::str, nb::any> stats(const ServerHandle& server) {
   d["shm_clients"] = s.shm_clients;
   d["threads"] = s.threads;
   d["leases"] = s.leases;
+  d["far_leases"] = s.far_leases;
+  d["far_lent_bytes"] = s.far_lent_bytes;
+  d["far_expired"] = s.far_expired;
   d["requests"] = s.requests;
   d["closed_garbage"] = s.closed_garbage;
   d["closed_late"] = s.closed_late;

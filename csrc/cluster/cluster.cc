@@ -191,7 +191,10 @@ void Cluster::tell_load(steady_clock::time_point now) {
   {
     const std::lock_guard lock(mutex_);
     for (const auto& each : servers_)
-      if (const auto server = each.lock()) sent += server->stats().bytes_out;
+      if (const auto server = each.lock()) {
+        sent += server->stats().bytes_out;
+        server->expire_far_leases(now);
+      }
   }
   const double passed = std::chrono::duration<double>(now - load_at_).count();
   // A server that is gone takes what it sent along.
@@ -263,9 +266,34 @@ bool Cluster::is_known(const Hash128& id, std::uint64_t incarnation) const {
   return member != nullptr && member->info.incarnation == incarnation;
 }
 
-Result<void> Cluster::add_stream(const Hash128& id, std::uint64_t incarnation, int descriptor) {
+Result<std::string> Cluster::open_lane(const UcxOptions& options) {
+  const std::lock_guard views_lock(views_mutex_);
+  if (is_closed() || view_) return fail(Code::refused, "it is too late for a lane");
+  auto opened = UcxLane::open(node_->memory(), options);
+  if (!opened) return std::unexpected(opened.error());
+  const std::string library = (*opened)->library();
+  // The arena stays for as long as anybody has the lane.
+  std::shared_ptr<UcxLane> lane((*opened).release(),
+                                [node = node_](UcxLane* over) { delete over; });
+  const std::uint64_t number = lane->number();
+  const std::lock_guard lock(mutex_);
+  reads_ = {std::move(lane), std::make_shared<Staging>()};
+  shared_->peers.set_reads(reads_);
+  shared_->desk->set_lane(number);
+  return library;
+}
+
+std::vector<std::byte> Cluster::lane_address() const {
+  const std::lock_guard lock(mutex_);
+  if (reads_.lane == nullptr) return {};
+  const auto address = reads_.lane->address();
+  return {address.begin(), address.end()};
+}
+
+Result<void> Cluster::add_stream(const Hash128& id, std::uint64_t incarnation, int descriptor,
+                                 std::span<const std::byte> lane) {
   const auto peer = !is_closed() && is_known(id, incarnation) ? shared_->peers.of(id) : nullptr;
-  if (peer) return peer->add_stream(descriptor);
+  if (peer) return peer->add_stream(descriptor, lane);
   const Descriptor refused(descriptor);
   if (is_closed()) return fail(Code::refused, "the cluster is closed");
   streams_refused_.fetch_add(1, std::memory_order_relaxed);
@@ -344,8 +372,14 @@ ClusterStats Cluster::stats() const {
                      .wire = shared_->wire.stats(),
                      .replicas = shared_->replicator.stats(),
                      .pulls = shared_->puller->stats(),
-                     .drain = shared_->replicator.drain_stats()};
+                     .drain = shared_->replicator.drain_stats(),
+                     .lane = {}};
   const std::lock_guard lock(mutex_);
+  stats.has_lane = reads_.lane != nullptr;
+  if (stats.has_lane) {
+    stats.lane = reads_.lane->totals();
+    stats.lane_used = reads_.staging->used();
+  }
   stats.has_left = has_left_;
   if (publisher_) stats.publisher = publisher_->stats();
   stats.is_told = publisher_ && !has_left_ && publisher_->is_done();
@@ -368,9 +402,12 @@ bool Cluster::close(Deadline deadline) {
       if (const auto server = each.lock()) server->set_directory(nullptr);
     shared_->peers.close();
     stop_telling();
+    shared_->desk->set_lane(0);
     std::unique_ptr<Publisher> over;
+    FarReads reads;  // the lane closes behind the lock: what reads through it fails
     const std::lock_guard own_lock(mutex_);
     over.swap(publisher_);
+    std::swap(reads, reads_);
   }
   return shared_->gate.wait_empty(deadline);
 }

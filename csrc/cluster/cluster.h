@@ -76,6 +76,9 @@ struct ClusterStats {
   ReplicaStats replicas;
   PullStats pulls;
   DrainStats drain;
+  bool has_lane = false;
+  UcxTotals lane;               // what this node read
+  std::uint64_t lane_used = 0;  // bytes of memory that reads land in, now
 };
 
 struct ClusterPeer {
@@ -103,8 +106,18 @@ class Cluster {
   // before: as MemberView::set().
   Result<void> set_members(std::span<const ClusterMember> members);
 
-  // A socket that this member serves as a peer's; taken over, also on failure.
-  Result<void> add_stream(const Hash128& id, std::uint64_t incarnation, int descriptor);
+  // From now on other members may read out of this node's arena, and this node out of theirs, where
+  // both have such a lane (net/ucx_lane.h); what else is asked goes over streams as before. Before
+  // the first view. Returns which library it is.
+  Result<std::string> open_lane(const UcxOptions& options);
+  // For who greets other members, to be told to them: what their add_stream() takes. Empty: there
+  // is none.
+  std::vector<std::byte> lane_address() const;
+
+  // A socket that this member serves as a peer's; taken over, also on failure. `lane`: what it said
+  // of its lane when it was greeted.
+  Result<void> add_stream(const Hash128& id, std::uint64_t incarnation, int descriptor,
+                          std::span<const std::byte> lane = {});
   // It could not be dialled. No such member (any more): nothing.
   void note_failed(const Hash128& id, std::uint64_t incarnation);
   // To whom streams are wanted; none at the deadline, and once it is closed.
@@ -159,6 +172,7 @@ class Cluster {
   mutable std::mutex mutex_;  // guards all below
   std::condition_variable woken_;
   std::vector<std::weak_ptr<Server>> servers_;
+  FarReads reads_;                        // until close(); no lane: nothing is read out of arenas
   std::unique_ptr<Publisher> publisher_;  // from the first view until close()
   bool has_left_ = false, stopping_ = false;
   std::thread thread_;  // tells, and sweeps the shard

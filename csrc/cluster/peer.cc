@@ -15,16 +15,18 @@ constexpr double kBytesPerSecond = 1e9;   // about, of a link: weighs what is un
 }  // namespace
 
 Peer::Peer(MemberHandle member, const Hash128& id, const PeerOptions& options,
-           std::shared_ptr<WantedStreams> wanted)
+           std::shared_ptr<WantedStreams> wanted, FarReads reads)
     : member_(member),
       id_(id),
       options_(options),
       wanted_(std::move(wanted)),
+      far_(std::move(reads)),
       pause_(options.pause_min) {}
 
-Result<void> Peer::add_stream(int descriptor) {
+Result<void> Peer::add_stream(int descriptor, std::span<const std::byte> lane) {
   auto stream = StreamClient::create(descriptor);
   if (!stream) return std::unexpected(stream.error());
+  far_.set_address(lane);
   const std::lock_guard lock(mutex_);
   if (closed_ || streams() >= options_.streams) {
     (*stream)->abandon();
@@ -46,6 +48,7 @@ void Peer::close() {
   }
   short_->close();
   bulk_->close();
+  far_.close();
 }
 
 // --- the breaker ---------------------------------------------------------------------------------
@@ -235,7 +238,8 @@ PeerStats Peer::stats() const {
           .fetched_blocks = fetched_blocks_.load(std::memory_order_relaxed),
           .fetched_bytes = fetched_bytes_.load(std::memory_order_relaxed),
           .damaged = damaged_,
-          .stale = stale_.load(std::memory_order_relaxed)};
+          .stale = stale_.load(std::memory_order_relaxed),
+          .far = far_.stats()};
 }
 
 }  // namespace kvpool

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "block/key.h"
+#include "cluster/far_way.h"
 #include "cluster/member_view.h"
 #include "net/frame.h"
 #include "net/stream_pool.h"
@@ -46,20 +47,21 @@ struct PeerStats {
   std::uint64_t requests = 0, failures = 0, opened = 0, refused_open = 0;
   std::uint64_t hurried = 0;  // requests that were given up too soon to blame the member
   std::uint64_t fetched_blocks = 0, fetched_bytes = 0, damaged = 0, stale = 0;
+  FarWayStats far;  // of what was fetched: by one-sided reads
 };
 
 class Peer {
  public:
   using Clock = std::chrono::steady_clock;
   Peer(MemberHandle member, const Hash128& id, const PeerOptions& options,
-       std::shared_ptr<WantedStreams> wanted);
+       std::shared_ptr<WantedStreams> wanted, FarReads reads = {});
 
   MemberHandle member() const { return member_; }
   const Hash128& id() const { return id_; }
 
   // A socket that the other side serves as a peer's; taken over, also on failure. One more than
-  // wanted is closed.
-  Result<void> add_stream(int descriptor);
+  // wanted is closed. `lane`: what the other side said of its arena at the hello; none: nothing.
+  Result<void> add_stream(int descriptor, std::span<const std::byte> lane = {});
   // The dialer could not: it is asked again after a pause. Where no stream lives this is as a
   // failed request; else the member takes no more of them, and serves those that it has.
   void dial_failed();
@@ -101,6 +103,7 @@ class Peer {
     if (load.is_told != 0) load_.store(load, std::memory_order_relaxed);
   }
   MemberLoad load() const { return load_.load(std::memory_order_relaxed); }
+  FarWay& far() { return far_; }
   std::size_t streams() const { return short_->live() + bulk_->live(); }
   PeerStats stats() const;
 
@@ -123,6 +126,7 @@ class Peer {
   std::atomic<std::uint64_t> in_flight_{0}, fetched_blocks_{0}, fetched_bytes_{0}, stale_{0};
 
   std::atomic<MemberLoad> load_{MemberLoad{}};
+  FarWay far_;
 
   mutable std::mutex mutex_;  // guards all below
   BreakerState state_ = BreakerState::closed;

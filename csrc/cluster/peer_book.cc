@@ -22,8 +22,9 @@ void PeerBook::set_members(const MemberView::Snapshot& members) {
       entry = peers_[member.handle];
       continue;
     }
-    entry = {.incarnation = member.info.incarnation,
-             .peer = std::make_shared<Peer>(member.handle, member.info.id, options_, wanted_)};
+    entry = {
+        .incarnation = member.info.incarnation,
+        .peer = std::make_shared<Peer>(member.handle, member.info.id, options_, wanted_, reads_)};
     fresh.push_back(entry.peer);
   }
   next.swap(peers_);
@@ -34,6 +35,11 @@ void PeerBook::set_members(const MemberView::Snapshot& members) {
   }
   for (const auto& peer : fresh)
     wanted_->want({.member = peer->member(), .id = peer->id(), .count = 1});
+}
+
+void PeerBook::set_reads(FarReads reads) {
+  const std::unique_lock lock(mutex_);
+  if (!closed_) std::swap(reads_, reads);  // what was before ends behind the lock
 }
 
 std::shared_ptr<Peer> PeerBook::of(MemberHandle member) const {
@@ -64,8 +70,10 @@ std::vector<PeerStats> PeerBook::stats() const {
 void PeerBook::close() {
   wanted_->close();
   for (const auto& peer : all()) peer->close();
+  FarReads over;  // ends behind the lock
   const std::unique_lock lock(mutex_);
   closed_ = true;
+  std::swap(reads_, over);
 }
 
 }  // namespace kvpool

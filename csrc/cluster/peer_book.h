@@ -19,6 +19,8 @@ class PeerBook {
   PeerBook(const PeerBook&) = delete;
   PeerBook& operator=(const PeerBook&) = delete;
 
+  // For peers that are made from then on: blocks may be read out of their arenas.
+  void set_reads(FarReads reads);
   // A peer for every other member; those of another incarnation begin anew. Wants a first stream
   // for each that is new.
   void set_members(const MemberView::Snapshot& members);
@@ -39,6 +41,7 @@ class PeerBook {
   const std::shared_ptr<WantedStreams> wanted_;
   mutable std::shared_mutex mutex_;  // guards all below
   std::vector<Entry> peers_;         // by handle
+  FarReads reads_;
   bool closed_ = false;
 };
 

@@ -30,12 +30,15 @@ class PeerDesk final : public DirectoryService {
     return puller_->ask(head, keys, are_last);
   }
   MemberLoad load() const override { return load_.load(std::memory_order_relaxed); }
+  std::uint64_t lane() const override { return lane_.load(std::memory_order_relaxed); }
+  void set_lane(std::uint64_t number) { lane_.store(number, std::memory_order_relaxed); }
   void set_load(MemberLoad load) { load_.store(load, std::memory_order_relaxed); }
 
  private:
   const std::shared_ptr<DirectoryShard> shard_;
   const std::shared_ptr<Puller> puller_;
   std::atomic<MemberLoad> load_{MemberLoad{}};
+  std::atomic<std::uint64_t> lane_{0};
 };
 
 }  // namespace kvpool

@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "cluster/far_read.h"
 #include "net/socket_io.h"
 
 namespace kvpool {
@@ -22,6 +23,9 @@ constexpr auto kStallMin = 20ms, kStallMax = 2000ms;
 // By then a piece is so far that at its pace this part of it comes by the deadline; or whoever has
 // it too, and nothing else to send, is asked for the rest.
 constexpr double kTrickleShare = 0.5;
+// A read that is late breaks the way to its holder for all who use it: who has less time than this
+// goes over streams.
+constexpr auto kFarMin = 250ms, kFarMax = 5000ms;
 
 }  // namespace
 
@@ -32,7 +36,9 @@ struct RemoteFetch::Source {
   StreamPool::Streams idle;
   // After `peer`: it is given back to that.
   std::optional<StreamPool::Loan> loan;
-  double cost = 0;  // as it was when this began
+  std::shared_ptr<UcxPeer> arena;  // nullptr: there is no way to it
+  std::size_t far_pieces = 0;      // under way
+  double cost = 0;                 // as it was when this began
   bool is_tried = false, is_open = false;
   bool is_claimed = true;  // may_ask() said yes, and nothing has come of it yet
 
@@ -61,6 +67,30 @@ struct RemoteFetch::Work {
   std::optional<steady_clock::duration> latency;  // of the first byte
 };
 
+// A piece that is read out of an arena.
+struct RemoteFetch::FarWork {
+  FarWork(Source& from, std::shared_ptr<StreamClient> stream, Piece what, const Elsewhere::Ask& ask,
+          BlockSink& sink)
+      : source(from),
+        piece(what),
+        bytes((what.to - what.from) * std::uint64_t{ask.space.block_bytes}),
+        read({from.peer, from.space.number, std::move(stream), from.arena},
+             ask.keys.subspan(what.from, what.to - what.from), what.from, ask.space.block_bytes,
+             sink) {
+    source.peer->add_in_flight(bytes);
+    ++source.far_pieces;
+  }
+  ~FarWork() {
+    --source.far_pieces;
+    source.peer->sub_in_flight(bytes);
+  }
+
+  Source& source;
+  const Piece piece;
+  const std::uint64_t bytes;
+  FarRead read;
+};
+
 RemoteFetch::RemoteFetch(const Elsewhere::Ask& ask, std::span<const Whereabouts> where,
                          const PeerBook& peers, BlockSink& sink, Stale stale)
     : ask_(ask),
@@ -69,6 +99,8 @@ RemoteFetch::RemoteFetch(const Elsewhere::Ask& ask, std::span<const Whereabouts>
       stale_(std::move(stale)),
       stall_max_(std::clamp<steady_clock::duration>(
           (ask.deadline - steady_clock::now()) / kStallShare, kStallMin, kStallMax)),
+      far_max_(std::clamp<steady_clock::duration>(
+          (ask.deadline - steady_clock::now()) / kStallShare, kFarMin, kFarMax)),
       opened_until_(steady_clock::now() + (ask.deadline - steady_clock::now()) / 2),
       end_(ask.keys.size()) {
   for (const Whereabouts& each : where) where_.push_back(each.holders);
@@ -77,6 +109,7 @@ RemoteFetch::RemoteFetch(const Elsewhere::Ask& ask, std::span<const Whereabouts>
 RemoteFetch::~RemoteFetch() {
   for (const auto& work : work_) work->fetch.give_up(Miss::timed_out);
   work_.clear();
+  far_.clear();
   for (const auto& source : sources_)
     if (source->is_claimed) source->peer->not_asked();
 }
@@ -86,10 +119,13 @@ Miss RemoteFetch::run() {
   make_pieces();
   for (;;) {
     start_some();
-    if (work_.empty()) break;
-    take_by_turns();
-    look_for_stalls();
-    end_over();
+    if (work_.empty() && far_.empty()) break;
+    if (!work_.empty()) {
+      take_by_turns(far_.empty());
+      look_for_stalls();
+      end_over();
+    }
+    if (!far_.empty()) end_far();
   }
   return why_;
 }
@@ -138,6 +174,7 @@ bool RemoteFetch::open(Source& source) {
     source.idle = loan.streams();
     source.loan.emplace(std::move(loan));
     source.space = *space;
+    if (!source.idle.empty()) source.arena = source.peer->far().get(until);
     why = late ? Miss::timed_out : source.idle.empty() ? Miss::disconnected : Miss::none;
   } else if (space) {
     why = Miss::absent;  // of another size there: no block of ours
@@ -208,7 +245,7 @@ void RemoteFetch::start_some() {
     is_started = false;
     for (const auto& source : sources_) is_started |= start_at(*source);
   }
-  if (!work_.empty()) return;
+  if (!work_.empty() || !far_.empty()) return;
   // Nobody is left who could be asked for these.
   while (!pieces_.empty()) {
     miss(pieces_.front().from, trouble_);
@@ -224,18 +261,73 @@ bool RemoteFetch::start_at(Source& source) {
   });
   if (piece == pieces_.end()) return false;
   if (!open(source)) return false;
-  const Piece what{piece->from, std::min(piece->to, end_)};
+  const Piece what{piece->from, std::min(piece->to, end_), piece->by_stream};
+  const bool is_far = may_read_far(source, what);
+  if (is_far && source.far_pieces >= kFarPieces) return false;
   pieces_.erase(piece);
+  if (is_far) {
+    start_far(source, what);
+    return true;
+  }
   auto stream = std::move(source.idle.back());
   source.idle.pop_back();
   work_.push_back(std::make_unique<Work>(source, std::move(stream), what, ask_, sink_));
   return true;
 }
 
+// --- out of arenas -------------------------------------------------------------------------------
+
+bool RemoteFetch::may_read_far(const Source& source, const Piece& piece) const {
+  const std::uint64_t bytes = (piece.to - piece.from) * std::uint64_t{ask_.space.block_bytes};
+  return source.arena != nullptr && !piece.by_stream && bytes >= kFarBytesMin &&
+         !source.arena->is_broken() && steady_clock::now() + far_max_ < ask_.deadline;
+}
+
+void RemoteFetch::start_far(Source& source, const Piece& piece) {
+  auto stream = std::move(source.idle.back());
+  source.idle.pop_back();
+  far_.push_back(std::make_unique<FarWork>(source, std::move(stream), piece, ask_, sink_));
+  const auto until = steady_clock::now() + far_max_;
+  far_.back()->read.begin(sources_.size() == 1 ? ask_.deadline : until, until);
+}
+
+// The one that began first. Those behind it are on their way meanwhile.
+void RemoteFetch::end_far() {
+  const auto work = std::move(far_.front());
+  far_.pop_front();
+  work->read.end(ask_.deadline);
+  Source& source = work->source;
+  if (work->read.has_failed()) source.arena = nullptr;
+  const Miss trouble = work->read.trouble();
+  if (trouble == Miss::none) {
+    source.peer->succeeded(work->read.latency());
+    source.is_claimed = false;
+    source.idle.push_back(work->read.stream());
+  } else {
+    shut(source, trouble, work->read.latency());
+  }
+  const std::size_t index = work->piece.from + work->read.delivered();
+  if (index < work->piece.to) end_far_rest(*work, index);
+}
+
+// What it did not bring, from `index` on.
+void RemoteFetch::end_far_rest(FarWork& work, std::size_t index) {
+  const FarRead& read = work.read;
+  const MemberHandle member = work.source.member();
+  const Piece rest{index, work.piece.to, /*by_stream=*/true};
+  if (read.trouble() != Miss::none) return ask_again(rest, member, read.trouble());
+  if (read.delivered() < read.leased() || read.why() != Miss::absent)
+    return pieces_.push_front(rest);
+  work.source.peer->count_stale();
+  stale_(index, member);
+  if (index + 1 < rest.to) pieces_.push_front({index + 1, rest.to});
+  ask_again({index, index + 1}, member, Miss::absent);
+}
+
 // --- taking --------------------------------------------------------------------------------------
 
 // Whatever has come on any stream, once.
-void RemoteFetch::take_by_turns() {
+void RemoteFetch::take_by_turns(bool may_wait) {
   std::vector<pollfd> ready;
   auto next = ask_.deadline;
   for (const auto& work : work_) {
@@ -244,7 +336,7 @@ void RemoteFetch::take_by_turns() {
     if (can_stall(*work))
       next = std::min(next, std::max(work->moved + stall_max_, steady_clock::now() + 1ms));
   }
-  poll(ready.data(), ready.size(), std::max(poll_ms(next), 0));
+  poll(ready.data(), ready.size(), may_wait ? std::max(poll_ms(next), 0) : 0);
   for (std::size_t i = 0; i < ready.size(); ++i)
     if (ready[i].revents != 0) step(*work_[i]);
 }

@@ -1,10 +1,12 @@
 // Fetches blocks whose holders are known: in pieces, over all holders and several streams of each,
-// at the same time, by the calling thread alone.
+// at the same time, by the calling thread alone. Out of a holder's arena where there is a way to it
+// (cluster/far_way.h), else, and for what did not come that way, over its streams.
 //
 // A holder that fails, stalls, trickles or has a block no more is passed over, and what it was asked
 // for is asked of another; where there is none, the block is missing. Each block is compared with
 // its checksum on the way (net/stream_fetch.h).
-// Bounds: a piece is at most kPieceBytes or one block, a stream has one under way.
+// Bounds: a piece is at most kPieceBytes or one block, a stream has one under way; a holder has at
+// most kFarPieces under way that are read out of its arena.
 #pragma once
 #include <deque>
 #include <functional>
@@ -22,6 +24,9 @@ class RemoteFetch {
  public:
   static constexpr std::uint64_t kPieceBytes = 8ull << 20;
   static constexpr std::uint64_t kPieceBytesMin = 256ull << 10;
+  static constexpr std::size_t kFarPieces = 2;  // one is taken while the next is on its way
+  // Less is as quick over a stream, which asks once where this asks twice.
+  static constexpr std::uint64_t kFarBytesMin = 64ull << 10;
 
   // Called with the index of a key and the member that does not have it after all.
   using Stale = std::function<void(std::size_t, MemberHandle)>;
@@ -38,16 +43,22 @@ class RemoteFetch {
  private:
   struct Piece {
     std::size_t from = 0, to = 0;  // keys
+    bool by_stream = false;        // not out of an arena
   };
   struct Source;
   struct Work;
+  struct FarWork;
 
   void make_sources();
   bool open(Source& source);
   void make_pieces();
   void start_some();
   bool start_at(Source& source);
-  void take_by_turns();
+  bool may_read_far(const Source& source, const Piece& piece) const;
+  void start_far(Source& source, const Piece& piece);
+  void end_far();
+  void end_far_rest(FarWork& work, std::size_t index);
+  void take_by_turns(bool may_wait);
   void step(Work& work);
   bool can_stall(const Work& work);
   bool trickles(const Work& work, std::chrono::steady_clock::time_point now);
@@ -67,6 +78,7 @@ class RemoteFetch {
   BlockSink& sink_;
   const Stale stale_;
   const std::chrono::steady_clock::duration stall_max_;
+  const std::chrono::steady_clock::duration far_max_;
   const Elsewhere::Deadline opened_until_;
   std::vector<Holders> where_;         // who may still be asked
   std::size_t end_ = 0;                // nothing from here on is wanted: that one cannot be had
@@ -75,6 +87,7 @@ class RemoteFetch {
   std::vector<std::unique_ptr<Source>> sources_;  // best first
   std::deque<Piece> pieces_;                      // that nobody has been asked for
   std::vector<std::unique_ptr<Work>> work_;
+  std::deque<std::unique_ptr<FarWork>> far_;  // in the order in which they began
 };
 
 }  // namespace kvpool

@@ -44,6 +44,8 @@ class DirectoryService {
     return {.state = Pulling::refused};
   }
   virtual MemberLoad load() const { return {}; }
+  // Number of the arena that peers may read by themselves (net/ucx_lane.h); 0: none.
+  virtual std::uint64_t lane() const { return 0; }
 };
 
 // Where a server finds it; empty until its node is a member.

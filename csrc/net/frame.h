@@ -5,6 +5,8 @@
 // Node:   for a get, one Block + payload per delivered block; then, for every request, an Answer
 //         and its body (lookup: a tier byte per key; put: a status byte per key; acquire: a
 //         LeasePlace per block; those of peers: below). Answers come in the order of the requests.
+//
+// `release` of a peer gives back what lease_far gave on the same stream.
 #pragma once
 #include <bit>
 #include <cstddef>
@@ -34,18 +36,24 @@ enum class Op : std::uint8_t {
   acquire = 6,  // unix only: leases on places in the mapped arena
   release =
       7,  // keys are not keys but lease numbers, 8 bytes used of 16; unknown ones are passed by
-  // Between nodes alone. `space` is 0; keys of the last three are directory keys.
+  // Between nodes alone. `space` is 0, but for lease_far; keys of publish, withdraw and locate are
+  // directory keys.
   find_space = 8,  // keys are ids of namespaces; a FoundSpace per key
   publish = 9,     // an Announcement comes before the keys
   withdraw = 10,   // so it does here
   locate = 11,     // LocatedHead, HolderNames, then kHoldersPerKey indexes of 2 bytes per key
-  // 12 is kept for leases on memory that a peer reads by itself.
+  // FarHead, then a FarPlace for each leading block in DRAM: the peer reads those by itself, out of
+  // the arena that it connected to at its hello (net/ucx_lane.h).
+  lease_far = 12,
   pull = 13,  // a PullHead comes before the keys; the answer's body is a PullAnswer
 };
-constexpr bool is_known(Op op) { return (op >= Op::lookup && op <= Op::locate) || op == Op::pull; }
+constexpr bool is_known(Op op) { return op >= Op::lookup && op <= Op::pull; }
 constexpr bool is_of_peers(Op op) { return op >= Op::find_space; }
-// What another node may ask: it reads, and changes nothing but what it told itself.
-constexpr bool is_for_peers(Op op) { return op == Op::lookup || op == Op::get || is_of_peers(op); }
+constexpr bool is_without_space(Op op) { return is_of_peers(op) && op != Op::lease_far; }
+// What another node may ask: it reads, and changes nothing but what it told, or leased, itself.
+constexpr bool is_for_peers(Op op) {
+  return op == Op::lookup || op == Op::get || op == Op::release || is_of_peers(op);
+}
 constexpr bool has_announcement(Op op) { return op == Op::publish || op == Op::withdraw; }
 
 struct Request {
@@ -190,6 +198,25 @@ struct PullAnswer {
   std::uint8_t reserved[7] = {};
 };
 static_assert(sizeof(PullAnswer) == 16);
+
+// Leases that one stream of a peer may have at a time.
+inline constexpr std::uint32_t kFarLeasesMax = kKeysPerRequest;
+struct FarHead {
+  std::uint64_t lane = 0;      // number of the arena that the places are in; 0: none is leased
+  std::uint32_t limit_ms = 0;  // from when the request was sent: then they may be other blocks'
+  std::uint32_t reserved = 0;
+};
+static_assert(sizeof(FarHead) == 16);
+// The lease is the node's promise that the bytes stay; whether they did, the sum says.
+struct FarPlace {
+  std::uint64_t lease = 0;  // number, to be released
+  std::uint64_t offset = 0;
+  std::uint64_t generation = 0;  // of the record
+  std::uint64_t sum_low = 0, sum_high = 0;
+  std::uint32_t bytes = 0;  // = block_bytes of the namespace
+  std::uint32_t reserved = 0;
+};
+static_assert(sizeof(FarPlace) == 48);
 
 inline constexpr std::size_t kHoldersPerKey = 4;
 inline constexpr std::uint16_t kNoHolder = 0xffff;

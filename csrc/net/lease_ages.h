@@ -23,6 +23,9 @@ class LeaseAges {
   static Slot slot_of(Time time);
   void add(Slot slot, std::uint64_t leases);  // slots come in order
   void take_off(Slot slot, std::uint64_t leases);
+  bool has_before(Slot slot) const {
+    return !leases_of_.empty() && leases_of_.begin()->first < slot;
+  }
   void clear() { leases_of_.clear(); }
   void add_counts(Slot now, Counts& counts) const;
   std::size_t slots() const { return leases_of_.size(); }

@@ -43,36 +43,77 @@ void Leases::close() {
 
 std::vector<LeasePlace> Leases::acquire(const Namespace& space, std::span<const Hash128> keys,
                                         std::uint64_t bytes_max, Miss& why) {
-  const std::uint64_t bytes = SlabPool::slot_bytes(space.block_bytes);
-  const std::uint64_t counted = take_below(count_, 1, keys.size(), kLeasesMax);
-  const std::uint64_t allowed = take_below(bytes_, bytes, counted, bytes_max);
-  std::vector<Lease> leased(allowed);
   Loaded loaded;
-  if (allowed > 0) node_.acquire_part(space, keys.first(allowed), leased.data(), loaded);
-  const std::size_t held = loaded.blocks();
-  if (held == allowed && held < keys.size()) loaded.why = Miss::pin_limit;
+  std::uint64_t number = 0;
+  const auto leased = take({space, keys, bytes_max, Reach{}}, loaded, number);
   space.traffic->count_view(keys.size(), loaded);
   why = loaded.why;
+  std::vector<LeasePlace> places;
+  places.reserve(leased.size());
+  for (const Lease& lease : leased) places.push_back({number++, lease.offset, lease.bytes});
+  return places;
+}
+
+std::vector<FarPlace> Leases::acquire_far(const Namespace& space, std::span<const Hash128> keys,
+                                          std::uint64_t bytes_max, Loaded& loaded) {
+  std::uint64_t number = 0;
+  std::vector<FarPlace> places;
+  for (const Lease& lease : take({space, keys, bytes_max, Reach::here()}, loaded, number))
+    places.push_back({.lease = number++,
+                      .offset = lease.offset,
+                      .generation = lease.generation,
+                      .sum_low = lease.sum.low,
+                      .sum_high = lease.sum.high,
+                      .bytes = lease.bytes});
+  return places;
+}
+
+// `number`: of the first; the others follow. None, and why: closed meanwhile.
+std::vector<Lease> Leases::take(const Wanted& wanted, Loaded& loaded, std::uint64_t& number) {
+  const Namespace& space = wanted.space;
+  const std::uint64_t bytes = SlabPool::slot_bytes(space.block_bytes);
+  const std::uint64_t counted = take_below(count_, 1, wanted.keys.size(), kLeasesMax);
+  const std::uint64_t allowed = take_below(bytes_, bytes, counted, wanted.bytes_max);
+  std::vector<Lease> leased(allowed);
+  if (allowed > 0)
+    node_.acquire_part(space, wanted.keys.first(allowed), leased.data(), loaded, wanted.reach);
+  const std::size_t held = loaded.blocks();
+  if (held == allowed && held < wanted.keys.size()) loaded.why = Miss::pin_limit;
   count_.fetch_sub(counted - held, std::memory_order_relaxed);
   bytes_.fetch_sub((allowed - held) * bytes, std::memory_order_relaxed);
   all_.fetch_add(held, std::memory_order_relaxed);
   leased.resize(held);
-
-  std::vector<LeasePlace> places;
-  places.reserve(held);
   {
     const std::lock_guard lock(mutex_);
-    const LeaseAges::Slot now = LeaseAges::slot_of(std::chrono::steady_clock::now());
-    for (std::size_t i = 0; open_ && i < held; ++i) {
-      places.push_back({next_, leased[i].offset, leased[i].bytes});
-      leases_.emplace(next_++, Held{leased[i], now});
+    if (open_) {
+      const LeaseAges::Slot now = LeaseAges::slot_of(std::chrono::steady_clock::now());
+      number = next_;
+      for (const Lease& lease : leased) leases_.emplace(next_++, Held{lease, now});
+      ages_.add(now, held);
+      return leased;
     }
-    ages_.add(now, places.size());
   }
-  if (places.size() == held) return places;
-  give_back(leased);  // closed meanwhile
-  why = Miss::disconnected;
+  give_back(leased);
+  loaded = {.why = Miss::disconnected};
   return {};
+}
+
+std::size_t Leases::expire(LeaseAges::Time before) {
+  const LeaseAges::Slot slot = LeaseAges::slot_of(before);
+  std::vector<Lease> expired;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!ages_.has_before(slot)) return 0;
+    std::erase_if(leases_, [&](const auto& each) {
+      const Held& held = each.second;
+      if (held.since >= slot) return false;
+      expired.push_back(held.lease);
+      ages_.take_off(held.since, 1);
+      return true;
+    });
+  }
+  give_back(expired);
+  return expired.size();
 }
 
 std::size_t Leases::release(std::span<const Hash128> numbers) {

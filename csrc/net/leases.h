@@ -3,6 +3,8 @@
 // Leases are the client's, not the stream's that asked: a stream may end for a deadline while what
 // was leased through it is still being read. They end when they are released through any stream of
 // the client, when its attachment ends, or with the client, whichever is first.
+// Those of peers are in one such book for all of them: they are the stream's, which gives them back
+// when it ends, and end by time as well, since a host that is gone says nothing.
 // Promise:   at most kLeasesMax, and so many bytes as acquire() is told, however many streams ask.
 // Thread rule: every method from any thread. Takes its own lock, never while it holds the node's.
 #pragma once
@@ -35,6 +37,11 @@ class Leases {
   // The leading blocks; `why`: of the first that is not leased.
   std::vector<LeasePlace> acquire(const Namespace& space, std::span<const Hash128> keys,
                                   std::uint64_t bytes_max, Miss& why);
+  // For who reads from elsewhere: what is here is leased, and no other node is asked.
+  std::vector<FarPlace> acquire_far(const Namespace& space, std::span<const Hash128> keys,
+                                    std::uint64_t bytes_max, Loaded& loaded);
+  // Ends those that were acquired before; a tenth of a second more or less. How many.
+  std::size_t expire(LeaseAges::Time before);
   // Adds how many were acquired so long ago. Short, however many there are.
   void add_ages(LeaseAges::Counts& counts) const;
   // By numbers, in the low halves. Unknown ones are passed by; how many were known.
@@ -44,6 +51,13 @@ class Leases {
   std::uint64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
 
  private:
+  struct Wanted {
+    const Namespace& space;
+    std::span<const Hash128> keys;
+    std::uint64_t bytes_max = 0;
+    Reach reach;
+  };
+  std::vector<Lease> take(const Wanted& wanted, Loaded& loaded, std::uint64_t& number);
   void give_back(std::span<const Lease> leases);
 
   Node& node_;

@@ -57,10 +57,10 @@ Result<void> Server::add_stream(std::uint64_t client, int descriptor, StreamKind
   if (!books) return fail(Code::refused, "there is no client of this number (any more)");
   bool is_unix = false;
   if (auto ready = prepare_stream(socket.get(), is_unix); !ready) return ready;
-  auto stream =
-      std::make_shared<StreamServe>(std::move(socket), is_unix,
-                                    StreamServe::Host{*impl_->node, impl_->options, impl_->books,
-                                                      books, impl_->directory, kind, peer});
+  auto stream = std::make_shared<StreamServe>(
+      std::move(socket), is_unix,
+      StreamServe::Host{*impl_->node, impl_->options, impl_->books, books, impl_->directory,
+                        impl_->far, kind, peer});
   auto added = impl_->reactor->add(client, {std::move(stream)});
   // Dropped in between: then nobody else will close this stream.
   if (added && !impl_->books_of(client)) impl_->reactor->drop(client);
@@ -69,6 +69,11 @@ Result<void> Server::add_stream(std::uint64_t client, int descriptor, StreamKind
 
 void Server::set_directory(std::shared_ptr<DirectoryService> directory) {
   impl_->directory.set(std::move(directory));
+}
+
+void Server::expire_far_leases(Deadline now) {
+  const std::size_t expired = impl_->far.expire(now - impl_->options.far_lease_max);
+  impl_->books.far_expired.fetch_add(expired, std::memory_order_relaxed);
 }
 
 ServerStats Server::stats() const {
@@ -90,6 +95,9 @@ ServerStats Server::stats() const {
   stats.closed_late = read(books.closed_late);
   stats.bytes_in = read(books.bytes_in);
   stats.bytes_out = read(books.bytes_out);
+  stats.far_leases = read(books.far_leases);
+  stats.far_lent_bytes = read(books.far_lent_bytes);
+  stats.far_expired = read(books.far_expired);
   stats.last_closed = books.last_closed();
   return stats;
 }

@@ -33,6 +33,8 @@ struct ServerOptions {
   std::chrono::milliseconds request_max{30'000};
   // A peer that takes or sends no byte for so long, in the middle of a payload, is closed.
   std::chrono::milliseconds stall_max{5'000};
+  // What peers lease to read by themselves ends after so long at the latest.
+  std::chrono::milliseconds far_lease_max{10'000};
   // Of payload, over all connections of this server together (net/rate_limit.h); 0 = no limit. What
   // is over it is answered at once with PutStatus::limited or Miss::limited; nobody waits. What shm
   // clients read in place passes no server and cannot be limited.
@@ -42,6 +44,8 @@ struct ServerOptions {
 struct ServerStats {
   std::uint64_t clients = 0, streams = 0, shm_clients = 0, threads = 0, leases = 0;
   std::uint64_t requests = 0, closed_garbage = 0, closed_late = 0, bytes_in = 0, bytes_out = 0;
+  // Of peers: now, all that ever were in bytes, and those that ended because they took too long.
+  std::uint64_t far_leases = 0, far_lent_bytes = 0, far_expired = 0;
   std::string last_closed;  // why the last connection was closed that broke the protocol
 };
 
@@ -89,6 +93,8 @@ class Server {
   void set_directory(std::shared_ptr<DirectoryService> directory);
 
   ServerStats stats() const;
+  // Ends leases of peers that are too old by then; to be called about once a second.
+  void expire_far_leases(Deadline now);
   // Those that there are now, by number. Takes about a microsecond for each.
   std::vector<ClientStats> clients() const;
   // How many leases are younger than 1, 10, 60, 600 s, and older.

@@ -21,6 +21,7 @@ struct Server::Impl {
 
   Impl(std::shared_ptr<Node> served, const ServerOptions& wanted, std::unique_ptr<Reactor> threads)
       : node(std::move(served)), options(wanted), reactor(std::move(threads)) {
+    far.open();
     books.puts.set(wanted.put_bytes_per_s);
     books.gets.set(wanted.get_bytes_per_s);
   }
@@ -35,6 +36,7 @@ struct Server::Impl {
   const std::shared_ptr<Node> node;
   const ServerOptions options;
   ServerBooks books;
+  Leases far{*node, books.far_leases};  // of all peers
   DirectoryDoor directory;
   std::mutex mutex;  // guards the fields below
   std::unordered_map<std::uint64_t, Client> clients;

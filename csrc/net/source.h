@@ -46,6 +46,7 @@ struct ServerBooks {
   std::atomic<bool> draining{false};  // new requests are refused
   std::atomic<std::uint64_t> streams{0}, shm_clients{0}, leases{0}, requests{0}, bytes_in{0},
       bytes_out{0}, closed_garbage{0}, closed_late{0};
+  std::atomic<std::uint64_t> far_leases{0}, far_lent_bytes{0}, far_expired{0};  // to peers
   RateLimit puts, gets;  // of payload, for all connections together
 
   // Why a connection is being closed that broke the protocol / that took too long.

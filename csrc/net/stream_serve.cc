@@ -119,7 +119,7 @@ bool StreamServe::check(const Request& head) {
   if ((head.count == 0 && !may_be_empty(head)) || head.count > kKeysPerRequest)
     return garbage("a request of " + std::to_string(head.count) + " keys");
   if (head.skip > (is_put ? head.count : 0)) return garbage("a request that skips too much");
-  if (is_of_peers(head.op) && head.space != 0)
+  if (is_without_space(head.op) && head.space != 0)
     return garbage("a request between nodes that names a namespace");
   if (head.deadline_ms > kDeadlineMaxMs) return garbage("a request with too late a deadline");
   return true;
@@ -133,7 +133,7 @@ bool StreamServe::serve(const Request& head, const std::byte* keys) {
   if (limit == milliseconds(0)) limit = host_.options.request_max;
   if (head.op != Op::wait) limit = std::min(limit, host_.options.request_max);
   Call call{.head = head,
-            .space = is_of_peers(head.op) ? nullptr : host_.node.space(head.space),
+            .space = is_without_space(head.op) ? nullptr : host_.node.space(head.space),
             .keys = std::span(keys_).subspan(before),
             .parent = (head.flags & kHasParent) != 0 ? keys_.data() : nullptr,
             .is_here_only = host_.kind == StreamKind::peer || (head.flags & kHereOnly) != 0,
@@ -151,12 +151,12 @@ bool StreamServe::serve(const Request& head, const std::byte* keys) {
 
 Refusal StreamServe::refusal_of(const Call& call) const {
   if (host_.books.draining.load(std::memory_order_relaxed)) return Refusal::draining;
-  const bool leases = call.head.op == Op::acquire || call.head.op == Op::release;
-  if (leases && (!is_unix_ || !host_.client->has_shm.load(std::memory_order_acquire)))
-    return Refusal::not_here;
   const bool is_peer = host_.kind == StreamKind::peer;
+  const bool leases = call.head.op == Op::acquire || call.head.op == Op::release;
+  const bool has_mapped = is_unix_ && host_.client->has_shm.load(std::memory_order_acquire);
+  if (leases && !is_peer && !has_mapped) return Refusal::not_here;
   if (is_peer ? !is_for_peers(call.head.op) : is_of_peers(call.head.op)) return Refusal::not_here;
-  if (is_of_peers(call.head.op)) return Refusal::none;
+  if (is_without_space(call.head.op)) return Refusal::none;
   if (call.space == nullptr && call.head.op != Op::release) return Refusal::no_space;
   return Refusal::none;
 }
@@ -179,7 +179,9 @@ bool StreamServe::dispatch(const Call& call) {
     case Op::acquire:
       return acquire(call);
     case Op::release:
-      return release(call);
+      return host_.kind == StreamKind::peer ? take_back(call) : release(call);
+    case Op::lease_far:
+      return lease_far(call);
     case Op::find_space:
     case Op::publish:
     case Op::withdraw:
@@ -286,6 +288,9 @@ bool StreamServe::garbage(const std::string& what) {
 
 void StreamServe::interrupt() { shutdown(socket_.get(), SHUT_RDWR); }
 
-void StreamServe::on_closed() { interrupt(); }
+void StreamServe::on_closed() {
+  interrupt();
+  take_all_back();
+}
 
 }  // namespace kvpool

@@ -6,12 +6,14 @@
 // Promises:  1. every field is checked before it is used; what does not fit closes the stream, with
 //               the reason in ServerBooks;
 //            2. a block is committed only if its bytes are those the sender's checksum was made of;
-//            3. closed, whatever the reason: nothing of it is pinned or reserved.
+//            3. closed, whatever the reason: nothing of it is pinned or reserved, and what it has
+//               leased as a peer is given back.
 // Thread rule: a Source (net/source.h).
 #pragma once
 #include <memory>
 #include <span>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "net/directory_service.h"
@@ -30,6 +32,7 @@ class StreamServe final : public Source {
     ServerBooks& books;
     std::shared_ptr<ClientBooks> client;
     const DirectoryDoor& directory;
+    Leases& far;  // of all peers
     StreamKind kind;
     HolderName peer;  // of a peer: in whose name alone it may tell
   };
@@ -83,6 +86,11 @@ class StreamServe final : public Source {
   bool tell(const Call& call, DirectoryService& directory);
   bool locate(const Call& call, DirectoryService& directory);
   bool pull(const Call& call, DirectoryService& directory);
+  // stream_serve_far.cc
+  bool lease_far(const Call& call);
+  std::vector<FarPlace> lend(const Call& call, Miss& why);
+  bool take_back(const Call& call);
+  void take_all_back();
 
   static Answer answer_head(const Call& call, const Reply& reply);
   bool answer(const Call& call, const Reply& reply);
@@ -108,6 +116,7 @@ class StreamServe final : public Source {
   std::size_t begin_ = 0, end_ = 0;
   std::size_t wanted_ = sizeof(Request);  // bytes of the request that is being gathered
   std::vector<Hash128> keys_;
+  std::unordered_set<std::uint64_t> lent_;  // numbers of leases; of a peer
 };
 
 }  // namespace kvpool

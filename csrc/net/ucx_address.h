@@ -27,7 +27,8 @@ struct UcxAddressHead {
   std::uint32_t worker_bytes = 0, chunks = 0;
   std::uint64_t arena_bytes = 0, chunk_bytes = 0;
   std::uint64_t arena_base = 0;  // as its owner has it mapped
-  std::uint64_t reserved = 0;
+  // Of this use of the arena, drawn at random: places that are told later are in the same one.
+  std::uint64_t lane = 0;
 };
 static_assert(sizeof(UcxAddressHead) == 56);
 

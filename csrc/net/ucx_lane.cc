@@ -2,9 +2,11 @@
 
 #include <signal.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <mutex>
 #include <optional>
+#include <random>
 #include <utility>
 
 #include "base/check.h"
@@ -83,7 +85,10 @@ Result<std::unique_ptr<UcxLane>> UcxLane::open(const Arena& arena, const UcxOpti
 void UcxLane::describe(const Arena& arena) {
   const UcxLibrary& library = context_->library();
   const std::span<const std::byte> worker = worker_->address();
+  std::random_device random;
+  number_ = std::max<std::uint64_t>(std::uint64_t{random()} << 32 | random(), 1);
   UcxAddress address;
+  address.head.lane = number_;
   address.head.library_major = static_cast<std::uint16_t>(library.major());
   address.head.library_minor = static_cast<std::uint16_t>(library.minor());
   address.head.arena_bytes = arena.bytes();

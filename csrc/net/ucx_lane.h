@@ -1,7 +1,8 @@
 // One-sided reads between two nodes: the reader's network card fetches from the holder's arena and
 // the holder's processor does nothing. For hosts with RDMA; docs/ucx.md.
 //
-//   holder: UcxLane::open -> address() --in the handshake--> reader: connect() -> UcxPeer::read()
+//   holder: UcxLane::open -> address() --in the handshake--> reader: connect()
+//   holder: leases places (Op::lease_far)      --a stream--> reader: UcxPeer::begin() or read()
 //
 // Promises:  1. a block is `whole` only if its bytes have the checksum that was asked for. A slot
 //               that was given to another block meanwhile has other bytes, so a lease that was lost
@@ -28,6 +29,7 @@
 
 namespace kvpool {
 
+class UcxBatch;
 class UcxContext;
 class UcxEndpoint;
 class UcxMemory;
@@ -55,6 +57,30 @@ struct UcxTotals {
   std::uint64_t whole = 0, damaged = 0, failed = 0, bytes = 0, late = 0, errors = 0;
 };
 
+// Reads that are under way. One thread at a time; may outlive the peer and the lane.
+class UcxReading {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+  // Nothing is under way where `batch` is nullptr.
+  UcxReading(std::shared_ptr<UcxBatch> batch, std::shared_ptr<UcxCounters> counters,
+             std::vector<bool> is_asked);
+  ~UcxReading();
+  UcxReading(const UcxReading&) = delete;
+  UcxReading& operator=(const UcxReading&) = delete;
+
+  // True: the bytes of that place are there, whatever they are. False: they do not come, or not
+  // until then; then they may still land where they were to go, as long as the keeper is held.
+  bool wait(std::size_t place, Time until);
+  // Counts what the caller found when it compared them.
+  void judge(UcxOutcome outcome, std::uint64_t bytes);
+
+ private:
+  const std::shared_ptr<UcxBatch> batch_;
+  const std::shared_ptr<UcxCounters> counters_;
+  const std::vector<bool> is_asked_;
+  std::size_t judged_ = 0;
+};
+
 class UcxPeer {
  public:
   using Time = std::chrono::steady_clock::time_point;
@@ -65,6 +91,10 @@ class UcxPeer {
   UcxPeer(const UcxPeer&) = delete;
   UcxPeer& operator=(const UcxPeer&) = delete;
 
+  // Begins to read. `sum` is not looked at: the caller compares what it waited for. `keeper`: as
+  // below.
+  std::unique_ptr<UcxReading> begin(std::span<const UcxPlace> places,
+                                    std::shared_ptr<const void> keeper, Time deadline);
   // One outcome per place, in their order. `keeper` owns what the places go into and is held until
   // no byte can land there any more: as a rule that is before this returns; where a device does not
   // end what it was at, the caller is not kept, and its memory is.
@@ -74,6 +104,7 @@ class UcxPeer {
   // Nothing can be read any more: connect again.
   bool is_broken() const;
   std::uint64_t arena_bytes() const { return arena_bytes_; }
+  std::uint64_t lane() const { return lane_; }  // number of the lane that it leads to
 
  private:
   bool is_inside(const UcxPlace& place) const;
@@ -81,7 +112,7 @@ class UcxPeer {
   const std::shared_ptr<UcxWorker> worker_;
   const std::shared_ptr<UcxEndpoint> endpoint_;
   const std::shared_ptr<UcxCounters> counters_;
-  const std::uint64_t arena_bytes_, arena_base_, chunk_bytes_;
+  const std::uint64_t lane_, arena_bytes_, arena_base_, chunk_bytes_;
 };
 
 class UcxLane {
@@ -95,6 +126,7 @@ class UcxLane {
   UcxLane(const UcxLane&) = delete;
   UcxLane& operator=(const UcxLane&) = delete;
 
+  std::uint64_t number() const { return number_; }  // drawn at random, never 0
   // What peers connect() with: at most kUcxAddressBytesMax bytes.
   std::span<const std::byte> address() const { return address_; }
   // Code::refused for an address that is damaged, of another version, or of a UCX of another kind.
@@ -113,6 +145,7 @@ class UcxLane {
   std::unique_ptr<UcxMemory> memory_;
   std::shared_ptr<UcxWorker> worker_;
   std::shared_ptr<UcxCounters> counters_;
+  std::uint64_t number_ = 0;
   std::vector<std::byte> address_;
   std::string library_;
 };

@@ -22,6 +22,7 @@ UcxPeer::UcxPeer(std::shared_ptr<UcxWorker> worker, std::shared_ptr<UcxEndpoint>
     : worker_(std::move(worker)),
       endpoint_(std::move(endpoint)),
       counters_(std::move(counters)),
+      lane_(head.lane),
       arena_bytes_(head.arena_bytes),
       arena_base_(head.arena_base),
       chunk_bytes_(head.chunk_bytes) {}
@@ -38,13 +39,14 @@ bool UcxPeer::is_inside(const UcxPlace& place) const {
          place.bytes <= arena_bytes_ - place.offset;
 }
 
-std::vector<UcxOutcome> UcxPeer::read(std::span<const UcxPlace> places,
-                                      std::shared_ptr<const void> keeper, Time deadline) {
-  std::vector<UcxOutcome> outcomes(places.size(), UcxOutcome::failed);
+std::unique_ptr<UcxReading> UcxPeer::begin(std::span<const UcxPlace> places,
+                                           std::shared_ptr<const void> keeper, Time deadline) {
+  std::vector<bool> is_asked(places.size(), false);
   std::vector<UcxPiece> pieces;
   const std::size_t count = std::min(places.size(), kUcxPlacesMax);
   for (std::size_t i = 0; i < count; ++i) {
     if (!is_inside(places[i])) continue;
+    is_asked[i] = true;
     for (std::uint64_t done = 0; done < places[i].bytes;) {
       const std::uint64_t at = places[i].offset + done;
       const std::uint64_t chunk = at / chunk_bytes_;
@@ -57,24 +59,47 @@ std::vector<UcxOutcome> UcxPeer::read(std::span<const UcxPlace> places,
       done += bytes;
     }
   }
-  const auto batch =
+  auto batch =
       std::make_shared<UcxBatch>(std::move(pieces), places.size(), std::move(keeper), deadline);
   const bool is_taken = !is_broken() && deadline > std::chrono::steady_clock::now() &&
                         worker_->post([batch, endpoint = endpoint_] { endpoint->start(batch); });
-  std::uint64_t whole = 0, damaged = 0, bytes = 0;
-  for (std::size_t i = 0; is_taken && i < count; ++i) {
-    if (!is_inside(places[i])) continue;
-    if (batch->wait_for(i, deadline + kCloseMax) != UcxBatch::Answer::landed) continue;
+  if (!is_taken) batch = nullptr;
+  return std::make_unique<UcxReading>(std::move(batch), counters_, std::move(is_asked));
+}
+
+std::vector<UcxOutcome> UcxPeer::read(std::span<const UcxPlace> places,
+                                      std::shared_ptr<const void> keeper, Time deadline) {
+  std::vector<UcxOutcome> outcomes(places.size(), UcxOutcome::failed);
+  const auto reading = begin(places, std::move(keeper), deadline);
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    if (!reading->wait(i, deadline + kCloseMax)) continue;
     const bool is_right = checksum(places[i].into, places[i].bytes) == places[i].sum;
     outcomes[i] = is_right ? UcxOutcome::whole : UcxOutcome::damaged;
-    (is_right ? whole : damaged) += 1;
-    bytes += is_right ? places[i].bytes : 0;
+    reading->judge(outcomes[i], places[i].bytes);
   }
-  counters_->whole.fetch_add(whole, std::memory_order_relaxed);
-  counters_->damaged.fetch_add(damaged, std::memory_order_relaxed);
-  counters_->bytes.fetch_add(bytes, std::memory_order_relaxed);
-  counters_->failed.fetch_add(places.size() - whole - damaged, std::memory_order_relaxed);
   return outcomes;
+}
+
+// --- what is under way ---------------------------------------------------------------------------
+
+UcxReading::UcxReading(std::shared_ptr<UcxBatch> batch, std::shared_ptr<UcxCounters> counters,
+                       std::vector<bool> is_asked)
+    : batch_(std::move(batch)), counters_(std::move(counters)), is_asked_(std::move(is_asked)) {}
+
+UcxReading::~UcxReading() {
+  counters_->failed.fetch_add(is_asked_.size() - judged_, std::memory_order_relaxed);
+}
+
+bool UcxReading::wait(std::size_t place, Time until) {
+  return batch_ != nullptr && is_asked_[place] &&
+         batch_->wait_for(place, until) == UcxBatch::Answer::landed;
+}
+
+void UcxReading::judge(UcxOutcome outcome, std::uint64_t bytes) {
+  ++judged_;
+  const bool is_right = outcome == UcxOutcome::whole;
+  (is_right ? counters_->whole : counters_->damaged).fetch_add(1, std::memory_order_relaxed);
+  if (is_right) counters_->bytes.fetch_add(bytes, std::memory_order_relaxed);
 }
 
 }  // namespace kvpool

@@ -259,6 +259,7 @@ class Node {
 
   const std::byte* arena() const { return store_->arena().base(); }
   std::uint64_t arena_bytes() const { return store_->arena().bytes(); }
+  const Arena& memory() const { return store_->arena(); }
   std::byte* slot(const Ticket& ticket) { return store_->arena().base() + ticket.offset; }
   NodeStats stats();
   // Of every namespace there ever was, by number.

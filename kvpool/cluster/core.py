@@ -42,9 +42,26 @@ class Core(Protocol):
         """All of them, this node too, in any order. Half a millisecond for each."""
         ...
 
-    def add_stream(self, id: bytes, incarnation: int, descriptor: int) -> None:
-        """A socket to that member, its hello done. It is the core's from here on, also on
-        failure."""
+    def open_ucx(
+        self,
+        transports: str,
+        devices: str,
+        library: str,
+        settings: list[tuple[str, str]],
+        is_unchecked: bool,
+    ) -> str:
+        """Reads out of the memory of members, and lets them read out of this node's. Before members
+        are told. -> which library it is. Raises KvpoolError where that cannot be."""
+        ...
+
+    @property
+    def ucx_address(self) -> bytes:
+        """What members need to read out of this node's memory; empty: they cannot."""
+        ...
+
+    def add_stream(self, id: bytes, incarnation: int, descriptor: int, ucx: bytes = b"") -> None:
+        """A socket to that member, its hello done, in which it said `ucx` of its memory. It is the
+        core's from here on, also on failure."""
         ...
 
     def wait_wanted(self, timeout_s: float) -> list[tuple[bytes, int]]:

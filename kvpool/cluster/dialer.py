@@ -15,7 +15,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from kvpool import wire
@@ -79,11 +79,13 @@ class Dialer:
         *,
         dial_s: float = DIAL_S,
         met: Met = lambda node, incarnation: None,
+        readers: Collection[str] = (),
     ) -> None:
         """met: told in which life a member of a list is, before the core gets a connection to it;
-        from a thread of this."""
+        from a thread of this. readers: tenants for which this node reads out of others' memory."""
         self._own = own
         self._met = met
+        self._readers = frozenset(readers)
         self._cores = cores
         self._log = log
         self._dial_s = dial_s
@@ -236,7 +238,8 @@ class Dialer:
         deadline = time.monotonic() + self._dial_s
         try:
             address = TcpAddress(*parse_host_and_port("address", text))
-            sock, facts = dial(address, self._own, tenant, deadline, to=node)
+            wants_ucx = tenant in self._readers
+            sock, facts = dial(address, self._own, tenant, deadline, to=node, wants_ucx=wants_ucx)
         except (wire.RefusedByPeer, wire.WireError, KvpoolError) as error:
             return f"{text}: {error}"
         except (OSError, UnicodeError) as error:
@@ -249,7 +252,8 @@ class Dialer:
             try:
                 if facts.incarnation != target.incarnation:
                     self._met(node, facts.incarnation)
-                self._cores[tenant].add_stream(node, facts.incarnation, sock.detach())
+                core, number = self._cores[tenant], sock.detach()
+                core.add_stream(node, facts.incarnation, number, facts.ucx)
             except KvpoolError as error:
                 return f"{text}: {error}"
         return ""

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from kvpool.cluster.core import Core, Vote
 from kvpool.cluster.dialer import Dialer, Target
+from kvpool.cluster.lane_watch import LaneWatch
 from kvpool.cluster.member import DRAINING, Member
 from kvpool.cluster.peer_link import Own
 from kvpool.cluster.roster import Roster
@@ -56,11 +57,22 @@ class Joined:
     one meets the other (met()).
     """
 
-    def __init__(self, own: Own, cores: Mapping[str, Core], place: Place, log: EventLog) -> None:
+    def __init__(
+        self,
+        own: Own,
+        cores: Mapping[str, Core],
+        place: Place,
+        log: EventLog,
+        *,
+        lanes: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """lanes: what members are told of the memory of each tenant that they may read."""
         self.own = own
         self.cores = cores
+        self.lanes = lanes or {}
         self.members = place.members
-        self.dialer = Dialer(own, cores, log, met=self.met)
+        self.dialer = Dialer(own, cores, log, met=self.met, readers=self.lanes)
+        self._watch = LaneWatch(log)
         self._place = place
         self._log = log
         self._is_ended = False
@@ -140,6 +152,8 @@ class Joined:
         version = -1
         while not self._is_ended:
             roster = self.members.newer(version, _LOOK_S)
+            if self.lanes:
+                self._look_at_lanes()
             if roster is None:
                 continue
             version = roster.version
@@ -147,6 +161,10 @@ class Joined:
                 self.apply(roster)
             except KvpoolError as error:  # no memory for it, or the core closes
                 self._log.error("members not taken over", reason=error)
+
+    def _look_at_lanes(self) -> None:
+        with contextlib.suppress(KvpoolError):  # it closes
+            self._watch.look({name: self.cores[name] for name in self.lanes})
 
     def apply(self, roster: Roster) -> None:
         """Tells the core and the dialer, if this node is one of the members. Raises KvpoolError."""

@@ -46,18 +46,26 @@ class PeerFacts:
     weight: int
     is_draining: bool
     version: str
+    ucx: bytes = field(default=b"", repr=False)  # of its memory; empty: none that others may read
 
 
 def dial(
-    address: TcpAddress, own: Own, tenant: str, deadline: float, *, to: bytes | None = None
+    address: TcpAddress,
+    own: Own,
+    tenant: str,
+    deadline: float,
+    *,
+    to: bytes | None = None,
+    wants_ucx: bool = False,
 ) -> tuple[socket.socket, PeerFacts]:
     """A blocking socket that speaks frames from here on, and who is at its other end.
 
-    to: the node that is meant; None: whoever is there. Raises RefusedByPeer, WireError, OSError.
+    to: the node that is meant; None: whoever is there. wants_ucx: this node can read out of the
+    other's memory. Raises RefusedByPeer, WireError, OSError.
     """
     sock = _connected(address, deadline)
     try:
-        facts = _greeted(sock, own, tenant, to, deadline)
+        facts = _greeted(sock, own, tenant, _Meant(to, wants_ucx), deadline)
         sock.settimeout(None)
     except BaseException:
         sock.close()
@@ -89,9 +97,16 @@ def _connected(address: TcpAddress, deadline: float) -> socket.socket:
     raise failed
 
 
+@dataclass(frozen=True, slots=True)
+class _Meant:
+    to: bytes | None
+    wants_ucx: bool
+
+
 def _greeted(
-    sock: socket.socket, own: Own, tenant: str, to: bytes | None, deadline: float
+    sock: socket.socket, own: Own, tenant: str, meant: _Meant, deadline: float
 ) -> PeerFacts:
+    to = meant.to
     said: wire.Map = {
         "kind": "peer",
         "cluster": own.cluster,
@@ -102,6 +117,8 @@ def _greeted(
     }
     if to is not None:
         said["to"] = to
+    if meant.wants_ucx:
+        said["ucx"] = True
     if own.token is None:
         return _facts_of(wire_client.ask(sock, said, deadline), to)
     said["nonce"] = secrets.token_bytes(wire.NONCE_BYTES)
@@ -123,7 +140,7 @@ def _greeted(
     exchange = PeerExchange(hello, challenge)
     answer = wire_client.ask(sock, {"proof": exchange.peer_proof(own.token)}, deadline)
     facts = _facts_of(answer, to)
-    expected = exchange.node_proof(own.token, facts.node, facts.incarnation)
+    expected = exchange.node_proof(own.token, facts.node, facts.incarnation, facts.ucx)
     proof = answer.get("proof")
     if not is_same(expected, proof if isinstance(proof, bytes) else None):
         raise wire.RefusedByPeer(
@@ -144,7 +161,15 @@ def _facts_of(answer: wire.Map, to: bytes | None) -> PeerFacts:
         _count(answer, "weight", WEIGHT_MAX),
         answer.get("draining") is True,
         version if isinstance(version, str) else "",
+        _ucx(answer),
     )
+
+
+def _ucx(answer: wire.Map) -> bytes:
+    value = answer.get("ucx", b"")
+    if not isinstance(value, bytes) or len(value) > wire.UCX_BYTES_MAX:
+        raise wire.WireError("what the node says of its memory is none, or too long")
+    return value
 
 
 def _count(answer: wire.Map, name: str, most: int) -> int:

@@ -21,6 +21,7 @@ from kvpool.cluster import core
 from kvpool.cluster.access import Access, tls_context
 from kvpool.cluster.core import CoreLimits
 from kvpool.cluster.http_post import Endpoint
+from kvpool.cluster.lanes import LanePlan, lane_plan
 from kvpool.cluster.member import WEIGHT_MAX
 from kvpool.cluster.names import Names, check_cluster, check_prefix
 from kvpool.config import check_folder
@@ -52,6 +53,7 @@ class ClusterPlan:
     access: Access
     state_dir: str
     limits: CoreLimits
+    lane: LanePlan | None = None
 
     @property
     def names(self) -> Names:
@@ -92,6 +94,7 @@ def cluster_plan(
         access=checked.access(is_tls),
         state_dir=checked.state_dir(name),
         limits=checked.limits(),
+        lane=checked.lane(),
     )
 
 
@@ -254,6 +257,10 @@ class _CheckedCluster:
             key, _, rest = str(error).partition(" ")
             raise BadArgument(f"{self.label(key)} {rest}") from None
         return Access(tls, told.user, password)
+
+    def lane(self) -> LanePlan | None:
+        is_sealed = self._settings.config.pool.arena == "sealed"
+        return lane_plan(self.label("ucx"), self._told.ucx, self._environment, is_sealed=is_sealed)
 
     def state_dir(self, name: str) -> str:
         told = self._told.state_dir

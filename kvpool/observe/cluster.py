@@ -31,6 +31,10 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     fetched_blocks: int
     failed: int  # requests
     in_flight_bytes: int
+    # Reads out of its memory: none (one of the two has no lane), unused, open, or broken.
+    ucx: str = "none"
+    ucx_blocks: int = 0  # of the fetched ones
+    ucx_failed: int = 0  # times that it broke; those blocks came over streams, or were misses
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +96,9 @@ def link_of(tenant: str, counted: Mapping[str, Any], bytes_out: int) -> Link:
         fetched_blocks=int(counted.get("fetched_blocks", 0)),
         failed=int(counted.get("failed", 0)),
         in_flight_bytes=int(counted.get("in_flight_bytes", 0)),
+        ucx=str(counted.get("ucx", "none")),
+        ucx_blocks=int(counted.get("ucx_blocks", 0)),
+        ucx_failed=int(counted.get("ucx_failed", 0)),
     )
 
 

@@ -89,12 +89,23 @@ LINK_COUNTERS: tuple[Named, ...] = (
         "kvpool nodes says why it was not reached.",
         "failed",
     ),
+    (
+        "kvpool_peer_ucx_blocks",
+        "Of the fetched blocks, those that were read out of the member's memory over UCX.",
+        "ucx_blocks",
+    ),
+    (
+        "kvpool_peer_ucx_failures",
+        "Times that such reads failed; those blocks came over TCP, or were misses. Growing: the "
+        "log says why.",
+        "ucx_failed",
+    ),
 )
 _MOVED = (
     "kvpool_peer_bytes",
     "Payload fetched from (in) and given to (out) a member. peer=other: all that have no series.",
 )
-_COUNTED = ("fetched_blocks", "failed", "bytes_in", "bytes_out")
+_COUNTED = ("fetched_blocks", "failed", "bytes_in", "bytes_out", "ucx_blocks", "ucx_failed")
 
 
 class ClusterSeries:

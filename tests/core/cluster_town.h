@@ -26,7 +26,8 @@ struct Host {
   Meter* meter = nullptr;            // on the links to it that are made from now on
   std::thread dialer;
 
-  Host(std::size_t number, const NodeOptions& options, ClusterOptions wanted)
+  Host(std::size_t number, const NodeOptions& options, ClusterOptions wanted,
+       const std::optional<UcxOptions>& lane)
       : id(key_of(1'000'000 + number)), served(options) {
     wanted.id = id;
     wanted.incarnation = incarnation;
@@ -34,6 +35,7 @@ struct Host {
     auto opened = Cluster::open(shared(), wanted);
     REQUIRE(opened.has_value());
     cluster = std::move(*opened);
+    if (lane) REQUIRE(cluster->open_lane(*lane).has_value());
     REQUIRE(cluster->serve(server_).has_value());
   }
   // The pool keeps the node; the cluster is gone before it.
@@ -71,8 +73,9 @@ class Town {
     return options;
   }
   explicit Town(std::size_t hosts, std::uint64_t bytes = 64 * kMiB,
-                ClusterOptions options = without_copies(), Kind kind = Kind::unix_socket)
-      : kind_(kind), options_(options), bytes_(bytes) {
+                ClusterOptions options = without_copies(), Kind kind = Kind::unix_socket,
+                std::optional<UcxOptions> lane = {})
+      : kind_(kind), options_(options), bytes_(bytes), lane_(std::move(lane)) {
     for (std::size_t i = 0; i < hosts; ++i) add();
   }
   ~Town() {
@@ -81,7 +84,9 @@ class Town {
   }
 
   Host& add() {
-    auto made = std::make_unique<Host>(hosts_.size(), Pool::plain(bytes_), options_);
+    NodeOptions node = Pool::plain(bytes_);
+    node.store.sealed = lane_.has_value();
+    auto made = std::make_unique<Host>(hosts_.size(), node, options_, lane_);
     Host& host = *made;
     {
       const std::lock_guard lock(mutex_);
@@ -168,12 +173,15 @@ class Town {
           std::make_unique<Relay>(std::move(second.far), std::move(ends.near), *(*to)->meter));
       ends.near = std::move(second.near);
     }
-    return from.cluster->add_stream(id, (*to)->incarnation, give(ends.near)).has_value();
+    const std::vector<std::byte> lane =
+        (*to)->cluster->is_closed() ? std::vector<std::byte>{} : (*to)->cluster->lane_address();
+    return from.cluster->add_stream(id, (*to)->incarnation, give(ends.near), lane).has_value();
   }
 
   const Kind kind_;
   const ClusterOptions options_;
   const std::uint64_t bytes_;
+  const std::optional<UcxOptions> lane_;
   std::mutex mutex_;  // guards relays_, and hosts_ where it grows
   std::vector<std::unique_ptr<Relay>> relays_;
   std::vector<std::unique_ptr<Host>> hosts_;

@@ -54,7 +54,7 @@ TEST_CASE("net server: a request with a field that cannot be") {
   victim.expect_closed(with([](Request& r) { r.magic ^= 1; }), "not a request");
   victim.expect_closed(with([](Request& r) { r.version = 9; }), "of version 9");
   victim.expect_closed(with([](Request& r) { r.op = Op{0}; }), "unknown kind 0");
-  victim.expect_closed(with([](Request& r) { r.op = Op{12}; }), "unknown kind 12");
+  victim.expect_closed(with([](Request& r) { r.op = Op{14}; }), "unknown kind 14");
   victim.expect_closed(with([](Request& r) { r.flags = 16; }), "unknown flags");
   victim.expect_closed(with([](Request& r) { r.flags = kHasParent; }), "unknown flags");
   victim.expect_closed(with([](Request& r) { r.count = 0; }), "0 keys");

@@ -18,6 +18,7 @@ struct Leasing {
   std::vector<Hash128> keys = keys_from(0, 100);
   ServerOptions options;
   ServerBooks books;
+  Leases far{*pool.node, books.far_leases};
   std::shared_ptr<ClientBooks> client = std::make_shared<ClientBooks>(1, *pool.node, books);
   const DirectoryDoor nowhere;
   std::unique_ptr<Reactor> reactor;
@@ -44,7 +45,7 @@ struct Leasing {
     REQUIRE(reactor
                 ->add(1, {std::make_shared<StreamServe>(
                              std::move(ends.far), is_unix,
-                             StreamServe::Host{*pool.node, options, books, client, nowhere,
+                             StreamServe::Host{*pool.node, options, books, client, nowhere, far,
                                                StreamKind::client, HolderName{}})})
                 .has_value());
     return std::move(ends.near);

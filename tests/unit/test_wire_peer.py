@@ -130,6 +130,10 @@ def test_the_proofs_are_what_the_page_says() -> None:
     theirs = b"kvpool peer node 2" + said + HERE + struct.pack("<Q", 9)
     assert exchange.peer_proof(TOKEN) == ours
     assert exchange.node_proof(TOKEN, HERE, 9) == hmac.new(key, theirs, hashlib.sha256).digest()
+    theirs = b"kvpool peer node ucx 2" + said + HERE + struct.pack("<Q", 9)
+    theirs += hashlib.sha256(b"address").digest()
+    of_ucx = hmac.new(key, theirs, hashlib.sha256).digest()
+    assert exchange.node_proof(TOKEN, HERE, 9, b"address") == of_ucx
 
 
 def test_every_part_of_what_was_said_changes_every_proof() -> None:
@@ -149,7 +153,8 @@ def test_every_part_of_what_was_said_changes_every_proof() -> None:
     exchanges.append(PeerExchange(base, b"d" * 32))
     proofs = [each.peer_proof(token) for each in exchanges for token in ("t", "u")]
     for node, incarnation in ((HERE, 1), (HERE, 2), (THERE, 1)):
-        proofs += [each.node_proof("t", node, incarnation) for each in exchanges]
+        for ucx in (b"", b"one", b"two"):
+            proofs += [each.node_proof("t", node, incarnation, ucx) for each in exchanges]
     assert len(set(proofs)) == len(proofs)
 
 
@@ -277,6 +282,19 @@ def test_a_clients_token_makes_no_peer(tmp_path: Path) -> None:
     token.write_text("of clients")
     with serving(tmp_path, US, listen=ANY_PORT, token_file=str(token)) as daemon:
         assert refusal(daemon, replace(THEM, token="of clients")).code == "token"
+
+
+# --- memory that peers read ----------------------------------------------------------------------
+
+
+def test_what_a_node_says_of_its_memory_is_told_to_those_who_ask(daemon: Running) -> None:
+    assert daemon.daemon.peers is not None
+    daemon.daemon.peers._lanes = {"default": b"address of a worker"}
+    wait = time.monotonic() + WAIT_S
+    for wants, told in ((True, b"address of a worker"), (False, b"")):
+        sock, facts = dial(address_of(daemon), THEM, "", wait, to=HERE, wants_ucx=wants)
+        sock.close()
+        assert facts.ucx == told
 
 
 # --- clusters without a token --------------------------------------------------------------------
