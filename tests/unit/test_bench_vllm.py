@@ -157,7 +157,7 @@ def test_every_work_gives_its_rows(model: Path, monkeypatch) -> None:
     fields = {"ttft": TTFT, "overhead": OVERHEAD, "turns": TURNS}
     assert all(set(row) == fields[row["work"]] for row in rows)
     ttft = [row for row in rows if row["work"] == "ttft"]
-    wanted = itertools.product((320, 640), ("none", "kvpool", "example"))
+    wanted = itertools.product((160, 288), ("none", "kvpool", "example"))
     assert [(row["prompt_tokens"], row["system"]) for row in ttft] == list(wanted)
     for row in ttft:
         whole = (row["prompt_tokens"] - 2) // 128 * 128
@@ -165,7 +165,7 @@ def test_every_work_gives_its_rows(model: Path, monkeypatch) -> None:
         assert row["lowest_ms"] <= row["ttft_ms"] <= row["highest_ms"]
         assert row["rounds"] == row["same_token"] == 2
     (overhead,) = [row for row in rows if row["work"] == "overhead"]
-    assert (overhead["rounds"], overhead["threads"]) == (2, 3)
+    assert (overhead["rounds"], overhead["threads"]) == (1, 3)
     alone, pooled = [row for row in rows if row["work"] == "turns"]
     assert (alone["system"], pooled["system"]) == ("none", "kvpool")
     assert alone["external_rate"] == 0 < alone["hit_rate"]
@@ -176,9 +176,9 @@ def test_every_work_gives_its_rows(model: Path, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("rule", "complaint"),
     [
-        ("loses", "example served 0 of 320 tokens, not 256: no sample"),
-        ("none", "none served 256 of 0 tokens"),
-        ("forgets", "example: the engine's own cache served 256 tokens"),
+        ("loses", "example served 0 of 160 tokens, not 128: no sample"),
+        ("none", "none served 128 of 0 tokens"),
+        ("forgets", "example: the engine's own cache served 128 tokens"),
         ("short", "an output is not of 1 tokens"),
         ("start", "no such device"),
         ("dies", "the engine for 'none' has ended"),
