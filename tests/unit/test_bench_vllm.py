@@ -165,7 +165,7 @@ def test_every_work_gives_its_rows(model: Path, monkeypatch) -> None:
         assert row["lowest_ms"] <= row["ttft_ms"] <= row["highest_ms"]
         assert row["rounds"] == row["same_token"] == 2
     (overhead,) = [row for row in rows if row["work"] == "overhead"]
-    assert (overhead["rounds"], overhead["threads"]) == (2, 3)
+    assert (overhead["rounds"], overhead["threads"]) == (1, 3)
     alone, pooled = [row for row in rows if row["work"] == "turns"]
     assert (alone["system"], pooled["system"]) == ("none", "kvpool")
     assert alone["external_rate"] == 0 < alone["hit_rate"]
