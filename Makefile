@@ -15,9 +15,8 @@ export CCACHE_NOHASHDIR ?= 1
 python   = .venv/bin/python
 kvpool   = .venv/bin/kvpool
 cores   := $(shell nproc)
-# So many files of tests run at once: most wait more than they compute. ARGS=-n0: one after the
-# other, in one process. An engine takes a core and 2 GB, and a file up to three of them.
-workers  := $(shell echo $$(( $(cores) < 3 ? $(cores) + 1 : 4 )))
+# So many files of tests with engines run at once: an engine takes a core and 2 GB, and a file up
+# to three of them.
 engine_workers := $(shell awk '/^MemTotal/ { print ($$2 > 12e6 && $(cores) > 1 ? 2 : 1) }' /proc/meminfo)
 cpp      = $(shell find csrc tests/core -name '*.h' -o -name '*.inl' -o -name '*.cc')
 examples = $(wildcard examples/*.py)
@@ -41,7 +40,7 @@ demo: setup  ## a daemon with two clients, then an embedded pool; every byte ver
 
 .PHONY: test
 test: setup-tests core-tests  ## every test: Python, and C++ as shipped, under ASan+UBSan and under TSan
-	@$(python) -m pytest -n $(workers) --dist loadfile $(ARGS)
+	@$(python) -m pytest $(ARGS)
 
 .PHONY: test-engines
 test-engines: setup  ## real vLLM engines on one pool; the first time 600 MB to download, 2.5 GB on disk

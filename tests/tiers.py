@@ -37,7 +37,7 @@ def on_tier(tier: Path, **options: Any) -> Iterator[kvpool.Pool]:
 def put_each(pool: kvpool.Pool, numbers: Iterable[int], size: int = BLOCK_BYTES) -> int:
     """Puts block by block, none the child of another; how many were stored as promised."""
     space = pool.namespace(opaque(block_bytes=size))
-    return sum(space.put([key(n)], payload(key(n), size)).stored for n in numbers)
+    return sum(space.put([key(n)], payload(key(n), size), timeout=60).stored for n in numbers)
 
 
 def served(pool: kvpool.Pool, numbers: Iterable[int], size: int = BLOCK_BYTES) -> list[int]:
