@@ -103,20 +103,20 @@ class ChangeWalk {
   std::vector<Resident> found_;
 };
 
-std::unique_ptr<ChangeFeed> open_feed(const NodeHandle& node, std::uint64_t changes_max) {
+std::shared_ptr<ChangeFeed> open_feed(const NodeHandle& node, std::uint64_t changes_max) {
   usable(node);
   if (changes_max < kChangesMin || changes_max > kChangesMax)
     raise_bad_argument("changes_max is " + std::to_string(changes_max) + "; it must be " +
                        std::to_string(kChangesMin) + ".." + std::to_string(kChangesMax));
-  auto feed = std::make_unique<ChangeFeed>(node, changes_max);
+  auto feed = std::make_shared<ChangeFeed>(node, changes_max);
   if (!feed->is_listening())
     throw Raised("NoResource",
                  "at most " + std::to_string(Listeners::kMax) + " listen to the changes of a node");
   return feed;
 }
 
-std::unique_ptr<ChangeWalk> walk(const ChangeFeed& feed) {
-  return std::make_unique<ChangeWalk>(feed.node());
+std::shared_ptr<ChangeWalk> walk(const ChangeFeed& feed) {
+  return std::make_shared<ChangeWalk>(feed.node());
 }
 
 }  // namespace
