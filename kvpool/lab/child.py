@@ -14,7 +14,7 @@ from kvpool.lab.linux import LabError, before_child
 from kvpool.lab.network import Host
 
 WAIT_S = 180.0  # for what must come; machines are slow, and share their cores
-END_S = 15.0
+END_S = 30.0
 LOOK_S = 0.02
 _SAID_MAX = 4000
 
@@ -62,17 +62,22 @@ class Child:
             self.process.wait(WAIT_S)
 
     def stop(self) -> None:
-        """Ends it as an init system does. Raises LabError where it does not end well, in time."""
+        """Ends it as an init system does. Raises LabError where it does not end well."""
+        code = self.end()
+        if code not in (0, -signal.SIGTERM):
+            raise LabError(f"{self.name} ended with {code}: {self.said()}")
+
+    def end(self) -> int:
+        """The same, however well; its exit code. 0 where it does not run."""
         if not self.is_running:
-            return
+            return 0
         process = self._running()
         process.terminate()
         try:
-            process.wait(END_S)
+            return process.wait(END_S)
         except subprocess.TimeoutExpired:
             self.kill()
-        if process.returncode not in (0, -signal.SIGTERM):
-            raise LabError(f"{self.name} ended with {process.returncode}: {self.said()}")
+            return process.returncode
 
     def close(self) -> None:
         """Whatever became of it, nothing runs any more. Idempotent."""

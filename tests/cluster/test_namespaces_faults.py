@@ -68,16 +68,29 @@ def step(blocks: Blocks, numbers: range, puts: bool, seen: Seen) -> None:
     got = blocks.space.get_into(keys, out)
     seen.slowest_s = max(seen.slowest_s, time.monotonic() - begin)
     seen.gets, seen.hits = seen.gets + 1, seen.hits + got
-    wrong = [
-        n for n, block in zip(numbers, out[:got], strict=False) if not blocks.is_right(n, block)
-    ]
+    wrong = [n for at, n in enumerate(numbers[:got]) if not blocks.is_right(n, out[at])]
     if wrong:
-        seen.wrong = f"blocks {wrong} of {got} from {numbers.start}"
+        kinds = [kind_of(blocks, out[n - numbers.start]) for n in wrong]
+        seen.wrong = (
+            f"{got} blocks from {numbers.start}, wrong: {dict(zip(wrong, kinds, strict=True))}"
+        )
     if puts and got < len(numbers):
         payload = blocks.payload(numbers)
         begin = time.monotonic()
         seen.puts += blocks.space.put(keys, payload, timeout=CALL_S).stored
         seen.slowest_s = max(seen.slowest_s, time.monotonic() - begin)
+
+
+def kind_of(blocks: Blocks, out: np.ndarray) -> str:
+    """What a wrong block is."""
+    untouched = int((out == 0xA5A5).sum())
+    if untouched or not out.any():
+        return f"{untouched} of {len(out)} words untouched, {int((out == 0).sum())} are 0"
+    for number in range(NUMBERS):
+        same = int((out == blocks.payload([number])[0]).sum())
+        if same:
+            return f"{same} words of {number}"
+    return "something else"
 
 
 class Trouble:
@@ -141,8 +154,8 @@ class Trouble:
         return f"pull {node.name}", lambda: self._lab.plug(node)
 
     def _restart(self, node: Node) -> tuple[str, Callable[[], object]]:
-        node.stop()
-        return f"restart {node.name}", node.start
+        code = node.end()  # a busy machine may not have the time that a daemon gives itself
+        return f"restart ({code}) {node.name}", node.start
 
     def _fill(self, node: Node) -> tuple[str, Callable[[], object]] | None:
         if node.disk is None:
@@ -182,14 +195,17 @@ def test_any_faults_at_any_time(rng: np.random.Generator) -> None:
         trouble = Trouble(lab, np.random.default_rng(seed))
         with clients(lab, seed) as workers:
             end = time.monotonic() + SECONDS
-            while time.monotonic() < end:
-                trouble.go_on()
-                time.sleep(0.1)
-            trouble.end()
+            try:
+                while time.monotonic() < end:
+                    trouble.go_on()
+                    time.sleep(0.1)
+                trouble.end()
+            finally:
+                print(f"seed {seed}: " + ", ".join(trouble.told))
             for each in workers:
-                each.tell("end")
+                with contextlib.suppress(BrokenPipeError):  # what it found, it has said
+                    each.tell("end")
             seen = [each.hear(WAIT_S) for each in workers]
-        print(f"seed {seed}: " + ", ".join(trouble.told))
         print(
             f"{sum(each.gets for each in seen):,} gets of {AT_ONCE} blocks,"
             f" {sum(each.hits for each in seen):,} hits, {sum(each.puts for each in seen):,} puts;"
