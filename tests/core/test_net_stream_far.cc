@@ -84,7 +84,7 @@ struct Lender {
 
 TEST_CASE("net far: what was lent stays what it is until it is given back") {
   Lender lender;
-  const Descriptor stream = lender.dial();
+  Descriptor stream = lender.dial();
   const Lent lent = lender.lease(stream, lender.keys);
   CHECK(lent.head.miss == 0);
   CHECK(lent.far.lane == kLane);
@@ -101,6 +101,7 @@ TEST_CASE("net far: what was lent stays what it is until it is given back") {
   CHECK(lender.give_back(stream, {{.lease = 4711}, {.lease = 0}}) == 0);
   CHECK(lender.give_back(stream, lent.places) == 97);
   CHECK(lender.stats().far_leases == 0);
+  stream = Descriptor();
   lender.served.check_at_rest();
 }
 
@@ -271,7 +272,7 @@ TEST_CASE("net far: what lies on the SSD alone is to be had by a get") {
     REQUIRE(send_bytes(ends.near, frame(request(Op::lease_far, named.number, 1), {&key, 1})));
     const PeerAnswer answer = receive_peer_answer(ends.near);
     CHECK(answer.head.failed == 0);
-    if (answer.head.count == 0) CHECK(answer.head.miss == 0);
+    if (tiers[0] == kTierSsd) CHECK((answer.head.count == 0 && answer.head.miss == 0));
     CHECK((tiers[0] == kTierSsd || answer.head.count == 1 || answer.head.miss != 0));
     on_ssd += tiers[0] == kTierSsd;
     lent += answer.head.count;
