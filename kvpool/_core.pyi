@@ -539,7 +539,7 @@ class Server:
         client: int,
         descriptor: int,
         is_peer: bool = False,
-        node: bytes = b"",
+        node: bytes = ...,
         incarnation: int = 0,
     ) -> None:
         """

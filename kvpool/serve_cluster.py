@@ -44,7 +44,7 @@ def join(
     cores: dict[str, Core] = {}
     with contextlib.ExitStack() as undo:
         for name, tenant in tenants.items():
-            core = cores[name] = open_core(tenant.node, own)
+            core = cores[name] = open_core(tenant.node, own, plan.limits)
             undo.callback(core.close, 0.0)
             core.serve(tenant.server)
         undo.pop_all()

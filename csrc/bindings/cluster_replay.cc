@@ -215,6 +215,7 @@ void bind_cluster_replay(nb::module_& m) {
       "Not thread-safe: one caller at a time.")
       .def(nb::init<>())
       .def("add", &add, "nodes"_a, "capacity_blocks"_a, "options"_a,
+           nb::sig("def add(self, nodes: int, capacity_blocks: int, **options: Any) -> None"),
            "One more cluster, of so many nodes and so many blocks in all; before the first "
            "feed().\n\n"
            "Options: policy, ghosts_factor, tau_s; route ('round-robin', 'random', 'prefix'),\n"

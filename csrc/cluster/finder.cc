@@ -134,8 +134,10 @@ void Finder::forget(const DirectoryKey& key, MemberHandle holder) {
     const auto found = cache->find(key);
     if (found == cache->end()) continue;
     std::ranges::replace(found->second.where.holders, holder, kNoMember);
-    // That nobody has it is kept for less long than this was to be: it is asked for anew.
-    if (is_nobody(found->second.where.holders)) cache->erase(found);
+    // Until who said so has taken it back: who asks on and on has one try in that time.
+    if (is_nobody(found->second.where.holders))
+      found->second.until =
+          std::min(found->second.until, steady_clock::now() + options_.keep_absent);
   }
 }
 

@@ -298,9 +298,7 @@ bool Replicator::take(Job& job, const PullAnswer& answer, Time now) {
   job.here = here;
   if (answer.state == Pulling::working) {
     if (now - job.moved < options_.stuck_max) return true;
-    count([&] { ++counts_.given_up; });
-    pause(job.prefix, job.target, now + options_.refused_pause, now + options_.busy_pause);
-    try_again(job, /*is_refused=*/true);
+    give_up(job, now + options_.busy_pause, now);
     return false;
   }
   const std::uint64_t came = here - *job.here_first, bytes = came * job.prefix.space->block_bytes;
@@ -313,12 +311,13 @@ bool Replicator::take(Job& job, const PullAnswer& answer, Time now) {
   });
   const bool is_whole = here == job.to - job.from;
   if (!is_whole) {
-    count([&] { ++counts_.given_up; });
-    pause(job.prefix, job.target, now + options_.refused_pause, now);
-    try_again(job, /*is_refused=*/true);
+    give_up(job, now, now);
     return false;
   }
   job.from = job.to;
+  if (const auto known = known_.find({job.prefix.space->number, job.prefix.last});
+      known != known_.end())
+    known->second.pause = {};
   if (job.to < job.keys.size()) return true;
   if (is_draining_) wanted_.push_front(job.prefix);  // there may be another run
   return false;
@@ -361,6 +360,16 @@ void Replicator::try_again(const Job& job, bool is_refused) {
     wanted_.push_back(again);
   else
     count_refused(again);
+}
+
+// It was wanted, and did not come: the directory may not have been told yet who has it, or it went
+// meanwhile. Each time in a row it is left alone for longer.
+void Replicator::give_up(const Job& job, Time target_until, Time now) {
+  count([&] { ++counts_.given_up; });
+  Known& known = known_[{job.prefix.space->number, job.prefix.last}];
+  known.pause = std::clamp(known.pause * 2, options_.busy_pause, options_.refused_pause);
+  pause(job.prefix, job.target, now + known.pause, target_until);
+  try_again(job, /*is_refused=*/true);
 }
 
 void Replicator::pause(const Prefix& prefix, MemberHandle target, Time prefix_until,

@@ -99,6 +99,7 @@ class Replicator {
   struct Known {  // of a prefix
     bool is_hot = false;
     Time paused_until{};
+    std::chrono::milliseconds pause{0};  // the last one, of what was asked for and did not come
   };
   struct Job {
     Prefix prefix;
@@ -136,6 +137,7 @@ class Replicator {
   bool take(Job& job, const PullAnswer& answer, Time now);
   void refused(const Job& job, Pulling how, Time now);
   void pause(const Prefix& prefix, MemberHandle target, Time prefix_until, Time target_until);
+  void give_up(const Job& job, Time target_until, Time now);
   // What it holds from there on is not on its way any more.
   void forget(const Job& job, std::size_t from);
   bool drain_pass(Deadline deadline);

@@ -243,7 +243,7 @@ TEST_CASE("cluster frames: a peer reads, and changes nothing of this node") {
   Namespace& space = scene.served.pool.space(1, 512);
   const std::span some = std::span(scene.keys).first(2);
   scene.served.put(space, some);
-  const Descriptor stream = scene.dial(kPeer);
+  Descriptor stream = scene.dial(kPeer);
   const auto refused = [&](const Bytes& frame) {
     return scene.ask(stream, frame).head.failed == std::uint8_t(Refusal::not_here);
   };
@@ -253,6 +253,7 @@ TEST_CASE("cluster frames: a peer reads, and changes nothing of this node") {
   CHECK(refused(put_frame(request(Op::put, space.number, 1), absent, 512)));
   CHECK(scene.ask(stream, frame(request(Op::lookup, space.number, 6), scene.keys)).head.count == 2);
   CHECK(scene.served.pool.node->stats().blocks == 2);
+  stream = Descriptor();
   scene.served.check_at_rest();
 }
 
@@ -299,7 +300,7 @@ TEST_CASE("cluster frames: a field that cannot be") {
         scene.expect_closed(with([&](Request& r) { r.flags = std::uint16_t(1 << bit); }),
                             "unknown flags");
     scene.expect_closed(with([](Request& r) { r.space = 1; }), "names a namespace");
-    scene.expect_closed(with([](Request& r) { r.count = 0; }), "0 keys");
+    if (op != Op::publish) scene.expect_closed(with([](Request& r) { r.count = 0; }), "0 keys");
     scene.expect_closed(with([](Request& r) { r.count = kKeysPerRequest + 1; }), "8193 keys");
     scene.expect_closed(with([](Request& r) { r.count = ~0u; }), "4294967295 keys");
     scene.expect_closed(with([](Request& r) { r.skip = 1; }), "skips too much");

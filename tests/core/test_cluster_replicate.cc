@@ -97,6 +97,13 @@ struct Scene {
   void tell(std::size_t at, std::span<const Hash128> keys) {
     cluster.announce(member(at), space(at), keys);
   }
+  void tell_what_came(std::size_t at, std::span<const std::vector<Hash128>> chains) {
+    std::vector<Hash128> came;
+    for (const auto& keys : chains)
+      std::ranges::copy_if(keys, std::back_inserter(came),
+                           [&](const Hash128& key) { return here(at, {&key, 1}) == 1; });
+    tell(at, came);
+  }
   // So many searches of each.
   void search(int times) {
     for (int i = 0; i < times * 12; ++i) pass(100ms);
@@ -163,7 +170,10 @@ TEST_CASE("cluster copies: two prefixes that share their beginning have it copie
     scene.use(0, keys, 6);
     chains.push_back(keys);
   }
-  scene.search(4);
+  for (int round = 0; round < 2; ++round) {
+    scene.search(2);
+    for (std::size_t at = 1; at < 4; ++at) scene.tell_what_came(at, chains);
+  }
   CHECK(scene.places(trunk) == 40);
   for (const auto& keys : chains) CHECK(scene.places(keys) == 60);
   scene.cluster.check_at_rest();

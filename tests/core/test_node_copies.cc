@@ -9,6 +9,12 @@ using namespace test;
 
 constexpr std::uint32_t kBlock = 16 * kKiB;
 
+// More than fits; one by one, since what one call puts as a chain stays until that is over.
+void fill(TestMember& member, std::uint64_t first) {
+  for (const Hash128& key : keys_from(first, 300))
+    member.served->put(member.space(kBlock), {&key, 1});
+}
+
 TEST_CASE("node copies: of equally warm blocks the copies go first") {
   StoreOptions options;
   options.bytes_limit = 4 * kMiB;
@@ -72,7 +78,7 @@ TEST_CASE("node copies: on a full pool one is kept when it is asked for a second
   TestMember& has = cluster[0];
   TestMember& asks = cluster[1];
   Namespace& space = asks.space(kBlock);
-  const auto keys = keys_from(1, 50), mine = keys_from(1000, 300);
+  const auto keys = keys_from(1, 50);
   cluster.put(has, keys, kBlock);
   Miss why{};
   const auto count_here = [&] {
@@ -80,7 +86,7 @@ TEST_CASE("node copies: on a full pool one is kept when it is asked for a second
     for (const Hash128& key : keys) count += asks.node().look(space, {&key, 1}, nullptr).present;
     return count;
   };
-  asks.served->put(space, mine);  // more than fits
+  fill(asks, 1000);
   CHECK(asks.get(keys, kBlock, why) == 50);
   CHECK(count_here() == 0);
   CHECK(asks.node().stats().far.too_cold == 50);
@@ -90,7 +96,7 @@ TEST_CASE("node copies: on a full pool one is kept when it is asked for a second
 
   // Too long ago counts as never.
   asks.node().remove(space, keys);
-  asks.served->put(space, keys_from(5000, 300));
+  fill(asks, 5000);
   CHECK(asks.get(keys, kBlock, why) == 50);
   CHECK(count_here() == 0);
   asks.pool().clock->set(asks.pool().clock->now() + 150);
@@ -108,8 +114,7 @@ TEST_CASE("node copies: where there is room all are kept, and where no policy re
     TestCluster cluster(2, options);
     const auto keys = keys_from(1, 50);
     cluster.put(cluster[0], keys, kBlock);
-    if (policy == PolicyKind::lru)
-      cluster[1].served->put(cluster[1].space(kBlock), keys_from(1000, 300));
+    if (policy == PolicyKind::lru) fill(cluster[1], 1000);
     Miss why{};
     CHECK(cluster[1].get(keys, kBlock, why) == 50);
     CHECK(cluster[1].node().stats().far.kept == 50);
