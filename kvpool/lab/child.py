@@ -13,7 +13,7 @@ from kvpool.bench.served import environment_of_child
 from kvpool.lab.linux import LabError, before_child
 from kvpool.lab.network import Host
 
-WAIT_S = 180.0  # for what must come; machines are slow, and share their cores
+WAIT_S = 600.0  # for what must come; machines are slow, and share their cores
 END_S = 30.0
 LOOK_S = 0.02
 _SAID_MAX = 4000
