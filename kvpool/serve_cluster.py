@@ -46,7 +46,7 @@ def join(
     lanes: dict[str, bytes] = {}
     with contextlib.ExitStack() as undo:
         for name, tenant in tenants.items():
-            core = cores[name] = open_core(tenant.node, own)
+            core = cores[name] = open_core(tenant.node, own, plan.limits)
             undo.callback(core.close, 0.0)
             if address := open_lane(core, plan.lane, name, log):
                 lanes[name] = address

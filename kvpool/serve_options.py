@@ -112,6 +112,11 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
     cert_file: Annotated[str | None, _says("Certificate to show to etcd (none).")] = None
     key_file: Annotated[str | None, _says("Its key (none).")] = None
     state_dir: Annotated[str | None, _says("Keeps the id of the node (in /var/lib).")] = None
+    directory_bytes: Annotated[Size, _says("Of this node's part of the directory.")] = "64MiB"
+    max_replicas: Annotated[int, _says("Members that a hot block is to be at; 1: no copies.")] = 2
+    replica_bytes_per_s: Annotated[Size, _says("Copies asked for, and fetched, a second.")] = (
+        "64MiB"
+    )
     ucx: Annotated[str, _says("Read members' memory over RDMA: auto, off, or on.")] = "auto"
 
 

@@ -122,7 +122,9 @@ void Publisher::take_view() {
 
 void Publisher::take_changes(Time now) {
   if (!parts_.node.take_changes(changes_)) {
-    ++counts_.lost;
+    // What was here before this began to listen is lost to nobody: all begin anew.
+    counts_.lost += std::ranges::any_of(
+        owners_, [](const auto& each) { return !each.second.is_anew && !each.second.is_gone; });
     for (auto& [handle, owner] : owners_) begin_anew(owner);
     return;
   }
@@ -223,7 +225,11 @@ void Publisher::next_batch(Owner& owner, Time now) {
     add(/*is_withdraw=*/false, /*is_fresh=*/true, {});
     return;
   }
-  if (!owner.queue.is_due(now, options_.linger)) return;
+  if (!owner.queue.is_due(now, options_.linger)) {
+    if (owner.queue.size() == 0 && now - owner.heard_at >= options_.check_every)
+      add(/*is_withdraw=*/false, /*is_fresh=*/false, {});
+    return;
+  }
   OwnerQueue::Keys keys = owner.queue.take_batch(now);
   if (!keys.went.empty()) add(/*is_withdraw=*/true, /*is_fresh=*/false, std::move(keys.went));
   if (!keys.came.empty()) add(/*is_withdraw=*/false, /*is_fresh=*/false, std::move(keys.came));
@@ -238,6 +244,7 @@ void Publisher::heard(Owner& owner, Sent sent, Time now) {
       (first.is_withdraw ? counts_.withdrawn : counts_.published) += first.keys.size();
       owner.unanswered.pop_front();
       owner.pause = {};
+      owner.heard_at = now;
       if (!is_fresh) break;
       owner.is_anew = false;
       announcer_.ask(view_.table->slots_of(owner.voter));

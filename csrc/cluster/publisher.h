@@ -9,7 +9,9 @@
 //               all it knew of this node is void, and then all of it anew (cluster/announcer.h);
 //            3. memory is bounded: keys_queued_max keys for each owner and two batches;
 //            4. owners are told side by side: those that do not answer cost the others one timeout,
-//               all of them together, in each of their pauses, which double.
+//               all of them together, in each of their pauses, which double;
+//            5. an owner that has forgotten this node, because it was no member for a while without
+//               seeing so itself, is found out within check_every.
 // Thread rule: turn() by one thread, which start() makes; the rest by any.
 #pragma once
 #include <atomic>
@@ -39,7 +41,8 @@ struct PublisherOptions {
   std::chrono::milliseconds timeout{500};
   std::chrono::milliseconds pause_min{250}, pause_max{30'000};
   std::chrono::milliseconds announce_every{600'000};
-  std::uint64_t announced_per_s = 500'000;  // keys
+  std::chrono::milliseconds check_every{5000};  // a batch of no keys, where there was none so long
+  std::uint64_t announced_per_s = 500'000;      // keys
 };
 
 struct PublisherStats {
@@ -47,7 +50,7 @@ struct PublisherStats {
   std::uint64_t published = 0, withdrawn = 0;  // keys that were answered for
   std::uint64_t batches = 0, retries = 0, gaps = 0, begun_anew = 0;
   std::uint64_t overflows = 0;  // of a queue
-  std::uint64_t lost = 0;       // times that the node could not name its changes
+  std::uint64_t lost = 0;       // times that changes were not named to owners that knew the rest
   std::uint64_t rounds = 0, announced = 0;
 };
 
@@ -91,6 +94,7 @@ class Publisher {
     OwnerQueue queue;
     std::deque<Unanswered> unanswered;  // a withdraw and a publish at most
     std::uint64_t sequence = 0;
+    Time heard_at{};  // its last answer
     Time not_before{};
     std::chrono::milliseconds pause{0};
   };

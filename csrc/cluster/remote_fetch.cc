@@ -20,6 +20,9 @@ constexpr std::size_t kStreamsWanted = 4;    // of one holder
 // No byte for a part of the time there is, and somebody else has it too: that one is asked instead.
 constexpr int kStallShare = 4;
 constexpr auto kStallMin = 20ms, kStallMax = 2000ms;
+// By then a piece is so far that at its pace this part of it comes by the deadline; or whoever has
+// it too, and nothing else to send, is asked for the rest.
+constexpr double kTrickleShare = 0.5;
 // A read that is late breaks the way to its holder for all who use it: who has less time than this
 // goes over streams.
 constexpr auto kFarMin = 250ms, kFarMax = 5000ms;
@@ -353,12 +356,31 @@ bool RemoteFetch::can_stall(const Work& work) {
   return index >= std::min(work.piece.to, end_) || has_other(index, work.source.member());
 }
 
+// Bytes come, but so few that most of the piece would not be there by the deadline. Where all are
+// slow nothing is won by asking another: it has to be one that sends nothing just now.
+bool RemoteFetch::trickles(const Work& work, steady_clock::time_point now) {
+  const auto passed = now - work.began, whole = ask_.deadline - work.began;
+  if (passed < std::max<steady_clock::duration>(whole / kStallShare, kStallMin)) return false;
+  const auto count = static_cast<double>(work.piece.to - work.piece.from);
+  const auto here = static_cast<double>(work.fetch.delivered());
+  const double comes = here * (std::chrono::duration<double>(whole) / passed);
+  if (comes >= kTrickleShare * count) return false;
+  const std::size_t index = work.piece.from + work.fetch.delivered();
+  return std::ranges::any_of(sources_, [&](const auto& source) {
+    return source.get() != &work.source && (!source->is_tried || source->is_open) &&
+           source->far_pieces == 0 && holds(source->member(), index) && std::ranges::none_of(work_, [&](const auto& other) {
+             return &other->source == source.get();
+           });
+  });
+}
+
 void RemoteFetch::look_for_stalls() {
   const auto now = steady_clock::now();
   for (const auto& work : work_) {
     if (work->fetch.is_over()) continue;
     const bool is_stalled = now - work->moved >= stall_max_ && can_stall(*work);
-    if (is_stalled || now >= ask_.deadline) work->fetch.give_up(Miss::timed_out);
+    if (is_stalled || now >= ask_.deadline || trickles(*work, now))
+      work->fetch.give_up(Miss::timed_out);
   }
 }
 

@@ -2,9 +2,9 @@
 // at the same time, by the calling thread alone. Out of a holder's arena where there is a way to it
 // (cluster/far_way.h), else, and for what did not come that way, over its streams.
 //
-// A holder that fails, stalls or has a block no more is passed over, and what it was asked for is
-// asked of another; where there is none, the block is missing. Each block is compared with its
-// checksum on the way (net/stream_fetch.h).
+// A holder that fails, stalls, trickles or has a block no more is passed over, and what it was
+// asked for is asked of another; where there is none, the block is missing. Each block is compared
+// with its checksum on the way (net/stream_fetch.h).
 // Bounds: a piece is at most kPieceBytes or one block, a stream has one under way; a holder has at
 // most kFarPieces under way that are read out of its arena.
 #pragma once
@@ -61,6 +61,7 @@ class RemoteFetch {
   void take_by_turns(bool may_wait);
   void step(Work& work);
   bool can_stall(const Work& work);
+  bool trickles(const Work& work, std::chrono::steady_clock::time_point now);
   void look_for_stalls();
   void end_over();
   void end_work(Work& work);

@@ -63,7 +63,7 @@ struct Request {
   std::uint16_t flags = 0;  // see flags_of()
   std::uint64_t id = 0;     // comes back in the answer
   std::uint32_t space = 0;  // the node's number of the namespace
-  // Keys, 1..kKeysPerRequest; with kHasParent one more key comes first. With kFresh also 0.
+  // Keys, 1..kKeysPerRequest; with kHasParent one more key comes first. Of a publish also 0.
   std::uint32_t count = 0;
   std::uint32_t skip = 0;  // put: so many leading blocks bring no payload
   std::uint32_t deadline_ms = 0;

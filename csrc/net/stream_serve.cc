@@ -31,9 +31,8 @@ std::size_t keys_before(const Request& head) {
 
 std::size_t keys_in(const Request& head) { return head.count + keys_before(head); }
 
-bool may_be_empty(const Request& head) {
-  return head.op == Op::publish && (head.flags & kFresh) != 0;
-}
+// Nothing came, and the sender asks whether it is still known.
+bool may_be_empty(const Request& head) { return head.op == Op::publish; }
 
 }  // namespace
 

@@ -6,17 +6,29 @@ sockets to peers are made by `dialer`, who is a member is told by `joined`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kvpool import _core
 from kvpool.cluster.peer_link import Own
 
-DIRECTORY_BYTES = 64 << 20  # of one node's shard, unless it is told otherwise
+DIRECTORY_BYTES_MIN, DIRECTORY_BYTES_MAX = 1 << 20, 1 << 36
+REPLICAS_MAX = 4  # as many holders of a key as the directory names
+REPLICA_BYTES_PER_S_MIN, REPLICA_BYTES_PER_S_MAX = 1 << 20, 1 << 40
 STREAMS_PER_PEER = 4
 FETCH_S = 1.0  # of a get that names no time of its own
 LOCATE_S = 0.25
 
 Vote = tuple[bytes, int, int, bool]  # node id, incarnation, weight, is it draining
+
+
+@dataclass(frozen=True, slots=True)
+class CoreLimits:
+    """Of each tenant's node."""
+
+    directory_bytes: int = 64 << 20
+    max_replicas: int = 2  # 1: no copies are made
+    replica_bytes_per_s: int = 64 << 20
 
 
 class Core(Protocol):
@@ -75,15 +87,17 @@ class Core(Protocol):
         ...
 
 
-def open_core(node: _core.Node, own: Own, *, directory_bytes: int = DIRECTORY_BYTES) -> Core:
+def open_core(node: _core.Node, own: Own, limits: CoreLimits = CoreLimits()) -> Core:
     """Of a node, which serves alone until it is told members. Raises KvpoolError."""
     opened: Core = vars(_core)["Cluster"].open(
         node,
         own.node,
         own.incarnation,
-        directory_bytes=directory_bytes,
+        directory_bytes=limits.directory_bytes,
         streams_per_peer=STREAMS_PER_PEER,
         fetch_timeout_s=FETCH_S,
         locate_timeout_s=LOCATE_S,
+        max_replicas=limits.max_replicas,
+        replica_bytes_per_s=limits.replica_bytes_per_s,
     )
     return opened

@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvpool.address import host_and_port, parse_host_and_port
+from kvpool.cluster import core
 from kvpool.cluster.access import Access, tls_context
+from kvpool.cluster.core import CoreLimits
 from kvpool.cluster.http_post import Endpoint
 from kvpool.cluster.lanes import LanePlan, lane_plan
 from kvpool.cluster.member import WEIGHT_MAX
@@ -50,6 +52,7 @@ class ClusterPlan:
     ttl_s: int
     access: Access
     state_dir: str
+    limits: CoreLimits
     lane: LanePlan | None = None
 
     @property
@@ -90,6 +93,7 @@ def cluster_plan(
         ttl_s=checked.ttl(),
         access=checked.access(is_tls),
         state_dir=checked.state_dir(name),
+        limits=checked.limits(),
         lane=checked.lane(),
     )
 
@@ -263,6 +267,29 @@ class _CheckedCluster:
         if told is not None:
             return check_folder(self.label("state_dir"), told)
         return os.path.join(_state_home(self._environment), "kvpool", "cluster", name)
+
+    def limits(self) -> CoreLimits:
+        told = self._told
+        rate = told.replica_bytes_per_s
+        if isinstance(rate, str):
+            rate = rate.removesuffix("/s").rstrip()
+        return CoreLimits(
+            directory_bytes=self._checked.size(
+                TABLE,
+                "directory_bytes",
+                told.directory_bytes,
+                core.DIRECTORY_BYTES_MIN,
+                core.DIRECTORY_BYTES_MAX,
+            ),
+            max_replicas=self.count("max_replicas", told.max_replicas, core.REPLICAS_MAX),
+            replica_bytes_per_s=self._checked.size(
+                TABLE,
+                "replica_bytes_per_s",
+                rate,
+                core.REPLICA_BYTES_PER_S_MIN,
+                core.REPLICA_BYTES_PER_S_MAX,
+            ),
+        )
 
 
 def is_loopback(host: str, label: str = "host") -> bool:

@@ -2,14 +2,16 @@
 
 import pathlib
 
+from tests.cluster.etcd import Etcd
 from tests.cluster.town import are_known, blocks_at, comes, town
 from tests.operated import command, json_of
 
 COUNT = 40
 
 
-def test_what_a_drained_daemon_had_is_at_the_others(tmp_path: pathlib.Path) -> None:
-    with town(tmp_path, None, 3, dram="64MiB") as made:
+def test_what_a_drained_daemon_had_is_at_the_others(tmp_path: pathlib.Path, etcd: Etcd) -> None:
+    """Its part of the directory is another's once it is no member: of a list it would stay one."""
+    with town(tmp_path, etcd, 3, dram="64MiB") as made:
         leaves, *others = made.daemons
         numbers = range(COUNT)
         with blocks_at(leaves) as ours:
@@ -35,7 +37,7 @@ def test_a_daemon_that_is_alone_says_so(tmp_path: pathlib.Path) -> None:
 
 
 def test_what_is_hot_is_copied_unasked(tmp_path: pathlib.Path) -> None:
-    with town(tmp_path, None, 2, dram="64MiB") as made:
+    with town(tmp_path, None, 2, dram="64MiB", cluster_max_replicas=2) as made:
         first, second = made.daemons
         numbers = range(COUNT)
         with blocks_at(first) as ours:

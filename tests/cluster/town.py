@@ -63,6 +63,7 @@ def options_of(folder: Path, token: Path, port: int, **where: Any) -> dict[str, 
         "listen": f"127.0.0.1:{port}",
         "cluster_token_file": str(token),
         "cluster_state_dir": str(folder / "state"),
+        "cluster_max_replicas": 1,  # blocks are where a test has put them, however long it takes
         **where,
     }
 

@@ -1,4 +1,6 @@
 // Members that die, stop, or send what is wrong, while others fetch from them.
+#include <poll.h>
+
 #include <thread>
 
 #include "cluster/finder.h"
@@ -14,7 +16,7 @@ constexpr std::uint32_t kBlockBytes = 50'000;
 // The far end of a peer's stream, by hand: serves find_space, and then a get as it is told.
 class HostilePeer {
  public:
-  enum class Does : std::uint8_t { stops, closes, wrong_bytes, wrong_key, wrong_size };
+  enum class Does : std::uint8_t { stops, trickles, closes, wrong_bytes, wrong_key, wrong_size };
   // Sends `good` blocks as they should be, then does that.
   HostilePeer(const TestMember& holder, Peer& at, std::size_t good, Does does)
       : HostilePeer(Ends(Kind::unix_socket), holder, at, good, does) {}
@@ -61,12 +63,21 @@ class HostilePeer {
       }
       if (!send_bytes(far_, made)) return;
       if (head.op != Op::get) continue;
+      if (does_ == Does::trickles && good_ < keys.size()) trickle(head, keys[good_]);
       if (does_ == Does::closes) shutdown(far_.get(), SHUT_RDWR);
       std::byte any;
       while (!end_ && recv(far_.get(), &any, 1, 0) > 0) {
       }
       return;
     }
+  }
+  // What comes next, a byte at a time, for as long as somebody takes it.
+  void trickle(const Request& head, const Hash128& key) const {
+    Bytes made;
+    append_block(made, head, good_, key, kBlockBytes);
+    pollfd ended{.fd = far_.get(), .events = POLLIN, .revents = 0};
+    for (std::size_t i = 0; i + 1 < made.size() && poll(&ended, 1, 10) == 0; ++i)
+      if (!send_bytes(far_, std::span(made).subspan(i, 1))) return;
   }
   void append_bad(Bytes& made, const Request& head, const std::vector<Hash128>& keys) const {
     const Hash128& key = keys[good_];
@@ -172,6 +183,22 @@ TEST_CASE("cluster faults: a holder that stops in the middle costs a share of th
   CHECK(why == Miss::none);
   CHECK(two.cluster[2].node().stats().far.timed_out == 0);
   two.cluster.check_at_rest();
+}
+
+TEST_CASE("cluster faults: a holder from which next to nothing comes is replaced in time") {
+  Threatened two(true, HostilePeer::Does::trickles, 1, 8s);
+  Miss why{};
+  CHECK(two.cluster[2].get(two.keys, kBlockBytes, why) == two.keys.size());
+  CHECK(why == Miss::none);
+  CHECK(two.hostile->gets > 0);
+  CHECK(two.cluster[2].node().stats().far.timed_out == 0);
+  two.cluster.check_at_rest();
+
+  // With nobody else it is waited for, as long as there is time.
+  Threatened alone(false, HostilePeer::Does::trickles, 1, 500ms);
+  CHECK(alone.cluster[2].get(alone.keys, kBlockBytes, why) <= 1);
+  CHECK(why == Miss::timed_out);
+  alone.cluster.check_at_rest();
 }
 
 TEST_CASE("cluster faults: whoever failed is not asked until a pause is over") {

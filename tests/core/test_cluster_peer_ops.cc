@@ -300,7 +300,7 @@ TEST_CASE("cluster frames: a field that cannot be") {
         scene.expect_closed(with([&](Request& r) { r.flags = std::uint16_t(1 << bit); }),
                             "unknown flags");
     scene.expect_closed(with([](Request& r) { r.space = 1; }), "names a namespace");
-    scene.expect_closed(with([](Request& r) { r.count = 0; }), "0 keys");
+    if (op != Op::publish) scene.expect_closed(with([](Request& r) { r.count = 0; }), "0 keys");
     scene.expect_closed(with([](Request& r) { r.count = kKeysPerRequest + 1; }), "8193 keys");
     scene.expect_closed(with([](Request& r) { r.count = ~0u; }), "4294967295 keys");
     scene.expect_closed(with([](Request& r) { r.skip = 1; }), "skips too much");

@@ -98,7 +98,7 @@ def but(**fields: int) -> Change:
         (but(magic=0), "not a request"),
         (but(version=2), "version 2"),
         (but(op=0), "kind 0"),
-        (but(op=8), "kind 8"),
+        (but(op=14), "kind 14"),
         (but(op=255), "kind 255"),
         (but(flags=2), "unknown flags"),
         (but(flags=frames.HAS_PARENT), "unknown flags"),

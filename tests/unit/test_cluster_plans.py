@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from kvpool import serve_config, serve_plan
+from kvpool.cluster.core import CoreLimits
 from kvpool.cluster.http_post import Endpoint
 from kvpool.cluster.member import Member
 from kvpool.cluster.plans import ClusterPlan
@@ -51,6 +52,7 @@ def test_the_least_that_makes_a_member() -> None:
     assert (plan.name, plan.prefix, plan.weight, plan.ttl_s) == ("default", "/kvpool", 1, 10)
     assert (plan.token, plan.access.tls, plan.access.user) == (None, None, None)
     assert plan.state_dir.endswith("kvpool/cluster/default")
+    assert plan.limits == CoreLimits(64 << 20, 2, 64 << 20)
 
 
 def test_all_of_it_in_a_file(tmp_path: Path, token: str) -> None:
@@ -71,6 +73,9 @@ def test_all_of_it_in_a_file(tmp_path: Path, token: str) -> None:
         user = "pool"
         password_file = "{token}"
         state_dir = "{tmp_path}"
+        directory_bytes = "1GiB"
+        max_replicas = 4
+        replica_bytes_per_s = "100MiB/s"
         """
     )
     (tmp_path / "clients").write_text("what clients prove")
@@ -86,6 +91,7 @@ def test_all_of_it_in_a_file(tmp_path: Path, token: str) -> None:
     assert (plan.weight, plan.ttl_s, plan.token) == (4, 5, "what members prove")
     assert (plan.access.user, plan.access.password) == ("pool", "what members prove")
     assert plan.state_dir == str(tmp_path)
+    assert plan.limits == CoreLimits(1 << 30, 4, 100 << 20)
     assert "prove" not in repr(plan)
     assert serve_config.faults(str(file)) == []
 
@@ -122,6 +128,14 @@ def test_a_list_of_members() -> None:
         (LOCAL | {"cluster_weight": "257"}, "--cluster-weight is 257"),
         (LOCAL | {"cluster_ttl": "1"}, "--cluster-ttl is 1.0; it must be 2..300"),
         (LOCAL | {"cluster_ttl": "soon"}, "--cluster-ttl"),
+        (LOCAL | {"cluster_directory_bytes": "1KiB"}, "--cluster-directory-bytes is 1024 bytes"),
+        (LOCAL | {"cluster_directory_bytes": "65GiB"}, "--cluster-directory-bytes"),
+        (LOCAL | {"cluster_max_replicas": 0}, "--cluster-max-replicas is 0; it must be 1..4"),
+        (LOCAL | {"cluster_max_replicas": 5}, "--cluster-max-replicas is 5; it must be 1..4"),
+        (
+            LOCAL | {"cluster_replica_bytes_per_s": "1000/s"},
+            "--cluster-replica-bytes-per-s is 1000",
+        ),
         (LOCAL | {"cluster_etcd": "127.0.0.1"}, "--cluster-etcd is '127.0.0.1'; write host:port"),
         (LOCAL | {"cluster_etcd": "a:1,,b:2"}, "--cluster-etcd is 'a:1,,b:2'; write 1..16"),
         (LOCAL | {"cluster_etcd": "[::1]:1,[::1]:1"}, "--cluster-etcd has '[::1]:1' twice"),

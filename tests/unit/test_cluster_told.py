@@ -200,7 +200,7 @@ def test_what_is_told_is_what_the_parts_know(pair: Pair) -> None:
     assert [each.state for each in told.nodes] == ["up", "draining"]
     assert [each.is_own for each in told.nodes] == [True, False]
     (found,) = told.nodes[1].links
-    assert (found.streams, found.breaker, found.failed) == (1, "open", 1)
+    assert (found.streams, found.breaker, found.failed) == (1, "closed", 1)  # one still serves
     assert found.bytes_out == 77
     assert told.directories[0].slots == 1 << 16  # who is leaving keeps none
 
