@@ -368,9 +368,9 @@ bool RemoteFetch::trickles(const Work& work, steady_clock::time_point now) {
   const std::size_t index = work.piece.from + work.fetch.delivered();
   return std::ranges::any_of(sources_, [&](const auto& source) {
     return source.get() != &work.source && (!source->is_tried || source->is_open) &&
-           holds(source->member(), index) && std::ranges::none_of(work_, [&](const auto& other) {
-             return &other->source == source.get();
-           });
+           source->far_pieces == 0 && holds(source->member(), index) &&
+           std::ranges::none_of(work_,
+                                [&](const auto& other) { return &other->source == source.get(); });
   });
 }
 
