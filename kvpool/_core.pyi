@@ -689,6 +689,43 @@ class Cluster:
     @property
     def is_closed(self) -> bool: ...
 
+class ChangeFeed:
+    """
+    What came to a node, what left it and what changed its tier, from here on.
+
+    Rows of 56 bytes: uint8[16] id of the namespace, uint8[16] key, uint8[16] the key before it
+    in its chain (zero: none is known), uint32 number of the namespace, uint8 tiers before and
+    after (1 = DRAM, 2 = SSD, 0 = nowhere), two bytes of zero. Little-endian. Listens until it
+    is gone. For one thread at a time.
+    """
+
+    @staticmethod
+    def open(node: Node, changes_max: int) -> ChangeFeed:
+        """
+        changes_max: noted between two takes, 64..4194304; 96 bytes each. Raises
+        BadArgument, NoResource if several listen already.
+        """
+
+    def take(self) -> tuple[bool, bytes]:
+        """
+        (whole, rows): what changed since the last take, in its order. Not whole: some is lost,
+        as before the first take, and only a walk tells what is here. Releases the GIL.
+        """
+
+    def walk(self) -> ChangeWalk:
+        """A walk over what is here, from its beginning."""
+
+class ChangeWalk:
+    """
+    What a node has, in pieces. A block that is here throughout is in one of them, once.
+    """
+
+    def step(self) -> tuple[bool, bytes]:
+        """
+        (more, rows) of the next piece, as ChangeFeed.take(); `before` is 0. Releases the GIL;
+        holds the node up for under 1 ms.
+        """
+
 class Remote:
     """How a node elsewhere is reached. Thread-safe."""
 

@@ -8,10 +8,9 @@ Relies on: the rows of _core.ChangeFeed.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from kvpool.events.encoding import (
     MEDIUM_DRAM,
@@ -24,18 +23,9 @@ from kvpool.events.encoding import (
 KEYS_PER_BATCH = 1024  # 20 KB where chains are long, 150 KB where each block stands alone
 DRAM, SSD = 1, 2
 _MEDIA = ((DRAM, MEDIUM_DRAM), (SSD, MEDIUM_SSD))
-_ROWS = np.dtype(
-    [
-        ("space", "V16"),
-        ("key", "V16"),
-        ("parent", "V16"),
-        ("number", "<u4"),
-        ("before", "u1"),
-        ("after", "u1"),
-        ("", "V2"),
-    ]
-)
-ROW_BYTES = _ROWS.itemsize
+# Namespace, key, the one before it, number of the namespace, tiers before and after.
+_ROW = struct.Struct("<16s16s16sIBB2x")
+ROW_BYTES = _ROW.size
 _NONE = bytes(16)
 
 Row = tuple[bytes, bytes, int, int]  # key, the one before it, tiers before and after
@@ -52,8 +42,12 @@ class Space:
 def by_space(rows: bytes) -> dict[Space, list[Row]]:
     """In the order in which they came, those of each namespace by themselves."""
     found: dict[Space, list[Row]] = {}
-    for space, key, parent, number, before, after, _ in np.frombuffer(rows, _ROWS).tolist():
-        found.setdefault(Space(space, number), []).append((key, parent, before, after))
+    of_id: dict[bytes, list[Row]] = {}
+    for space, key, parent, number, before, after in _ROW.iter_unpack(rows):
+        of_space = of_id.get(space)
+        if of_space is None:
+            of_space = of_id[space] = found[Space(space, number)] = []
+        of_space.append((key, parent, before, after))
     return found
 
 

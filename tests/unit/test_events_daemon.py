@@ -165,19 +165,21 @@ def test_blocks_are_told_of_in_each_tier(tmp_path: Path) -> None:
                 known,
                 lambda: known.of("CPU") == known.of("STORAGE") == {*names(keys)},
             )
+            wanted = {*names(keys)}
             for seed in range(100, 108):  # into their place in DRAM
-                put(chat, prefix_keys(chat.id, [seed, *range(39)], 4))
+                more = prefix_keys(chat.id, [seed, *range(39)], 4)
+                put(chat, more)
                 assert pool.flush(WAIT_S)
+                wanted |= {*names(more)}
             follow_until(
                 follower,
                 known,
-                lambda: len(known.of("CPU")) <= 20 and known.of("STORAGE") > {*names(keys)},
+                lambda: len(known.of("CPU")) <= 20 and known.of("STORAGE") == wanted,
             )
         assert daemon.end()[0] == 0
-    on_ssd = known.of("STORAGE")
     with served(tmp_path, *words, "--ssd-admit", "all"), follower_of(tmp_path) as follower:
         known = Residents()
-        follow_until(follower, known, lambda: known.of("STORAGE") == on_ssd)
+        follow_until(follower, known, lambda: known.of("STORAGE") == wanted)
         assert not known.of("CPU")
 
 
