@@ -1,9 +1,9 @@
 // Fetches blocks whose holders are known: in pieces, over all holders and several streams of each,
 // at the same time, by the calling thread alone.
 //
-// A holder that fails, stalls, trickles or has a block no more is passed over, and what it was asked
-// for is asked of another; where there is none, the block is missing. Each block is compared with
-// its checksum on the way (net/stream_fetch.h).
+// A holder that fails, stalls, trickles or has a block no more is passed over, and what it was
+// asked for is asked of another; where there is none, the block is missing. Each block is compared
+// with its checksum on the way (net/stream_fetch.h).
 // Bounds: a piece is at most kPieceBytes or one block, a stream has one under way.
 #pragma once
 #include <deque>

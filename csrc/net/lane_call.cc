@@ -115,6 +115,7 @@ Refusal LaneCall::refusal() const {
 }
 
 std::size_t LaneCall::done() const {
+  if (refusal() != Refusal::none) return 0;  // whatever a request before came to
   return std::min<std::size_t>(count_, shared_.done.load(std::memory_order_relaxed));
 }
 

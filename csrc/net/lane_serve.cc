@@ -145,6 +145,8 @@ bool LaneServe::get(const LaneRequest& request) {
 
 void LaneServe::answer(std::uint64_t number, Refusal refused) {
   lane_.refused.store(static_cast<std::uint64_t>(refused), std::memory_order_relaxed);
+  // Of the request before: what is in the ring is that one's.
+  if (refused != Refusal::none) lane_.done.store(0, std::memory_order_relaxed);
   lane_.taken.store(0, std::memory_order_relaxed);  // for the next request
   lane_.answered.store(number, std::memory_order_release);
   client_sleeper(lane_).rouse();

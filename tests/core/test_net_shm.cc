@@ -377,5 +377,28 @@ TEST_CASE("shm: what lies on the SSD alone comes through a lane, amid what is in
   check_at_rest(host);
 }
 
+// A ring still has what came before.
+TEST_CASE(
+    "shm: a node that ends refuses what has to come through a lane, and nothing is delivered") {
+  constexpr std::uint64_t kUnits = 6;
+  test::SsdPool pool(test::SsdPool::small(kUnits, kUnits));
+  const auto keys = keys_from(1, 40);
+  REQUIRE(all_are(pool.put(pool.space(1, kBytes), keys), PutStatus::stored));
+  pool.cold(1, kBytes);
+  pool.close();
+  const ShmHost host(pool.options);
+  const NamedSpace space(host.space(1, kBytes));
+  const auto channel = host.channel();
+  std::size_t wrong = 0;
+  Miss why = Miss::fault;
+  CHECK(get_through(*channel, space, keys_from(1, 10), wrong, why) == 10);
+  CHECK(host.node->stats().ssd_hits >= 10);
+  host.server->drain(std::chrono::steady_clock::now());
+  CHECK(get_through(*channel, space, keys_from(21, 5), wrong, why) == 0);
+  CHECK(why == Miss::disconnected);
+  CHECK(wrong == 0);
+  check_at_rest(host);
+}
+
 }  // namespace
 }  // namespace kvpool
