@@ -247,8 +247,9 @@ TEST_CASE("cluster frames: a peer reads, and changes nothing of this node") {
   const auto refused = [&](const Bytes& frame) {
     return scene.ask(stream, frame).head.failed == std::uint8_t(Refusal::not_here);
   };
-  for (const Op op : {Op::remove, Op::wait, Op::acquire, Op::release})
+  for (const Op op : {Op::remove, Op::wait, Op::acquire})
     CHECK(refused(frame(request(op, space.number, 2), some)));
+  CHECK(scene.ask(stream, frame(request(Op::release, 0, 2), some)).head.count == 0);  // none is its
   const std::span absent = std::span(scene.keys).subspan(2, 1);
   CHECK(refused(put_frame(request(Op::put, space.number, 1), absent, 512)));
   CHECK(scene.ask(stream, frame(request(Op::lookup, space.number, 6), scene.keys)).head.count == 2);
@@ -308,7 +309,7 @@ TEST_CASE("cluster frames: a field that cannot be") {
     };
     scene.expect_closed(with([](Request& r) { r.magic ^= 1; }), "not a request");
     scene.expect_closed(with([](Request& r) { r.version = 2; }), "of version 2");
-    scene.expect_closed(with([](Request& r) { r.op = Op{12}; }), "unknown kind 12");
+    scene.expect_closed(with([](Request& r) { r.op = Op{14}; }), "unknown kind 14");
     scene.expect_closed(with([](Request& r) { r.op = Op{255}; }), "unknown kind 255");
     for (const int bit : {0, 1, 2, 3, 4, 15})
       if ((op != Op::publish || bit != 3) && (op != Op::pull || bit != 4))
