@@ -147,6 +147,8 @@ class Cached:
 def run(model: Any, tokens: list[int], new: int, digest: int = 0, **more: Any) -> dict[str, Any]:
     output = model.generate(
         torch.tensor([tokens]),
+        # Without a mask, a token that is the padding token would be none; answers may have it.
+        attention_mask=torch.ones((1, len(tokens)), dtype=torch.int64),
         max_new_tokens=new,
         min_new_tokens=new,
         do_sample=False,
